@@ -1,0 +1,63 @@
+//! The one configuration of a worker.
+
+use std::time::Duration;
+
+use quire_kernels::backend::KvType;
+
+/// Which arithmetic runs the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// Fused, packed, dispatched over the CPU's instruction sets.
+    #[default]
+    Cpu,
+    /// Scalar f32: the definition; slow.
+    Reference,
+}
+
+/// Settings of a worker; sizes of 0 mean "choose".
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    pub backend: BackendChoice,
+    /// Compute threads. 0: one per physical core that this process may use.
+    pub threads: usize,
+    pub kv_type: KvType,
+    /// Tokens per KV block.
+    pub block_size: usize,
+    /// Memory for keys and values, in bytes. 0: enough for a few full contexts, within a share of free memory.
+    pub kv_bytes: u64,
+    /// Number of KV blocks, instead of `kv_bytes`. 0: by bytes.
+    pub kv_blocks: usize,
+    /// Longest sequence. 0: what the model was trained for, if the KV memory holds it.
+    pub max_context: usize,
+    /// Sequences that run at a time.
+    pub max_sequences: usize,
+    /// Rows that one step may compute.
+    pub max_batched_tokens: usize,
+    /// Requests that may wait.
+    pub max_waiting: usize,
+    /// Share of the blocks that admission keeps free for the growth of running sequences.
+    pub watermark: f64,
+    pub prefix_cache: bool,
+    /// Work is waiting but no step has finished for this long: not ready.
+    pub stall_after: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            backend: BackendChoice::Cpu,
+            threads: 0,
+            kv_type: KvType::F16,
+            block_size: 16,
+            kv_bytes: 0,
+            kv_blocks: 0,
+            max_context: 0,
+            max_sequences: 64,
+            max_batched_tokens: 512,
+            max_waiting: 1024,
+            watermark: 0.01,
+            prefix_cache: true,
+            stall_after: Duration::from_secs(60),
+        }
+    }
+}

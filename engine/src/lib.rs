@@ -1,0 +1,23 @@
+//! A worker: token ids in, token ids and log-probabilities out.
+//!
+//! - [`store`]: model names → local files; pull, verify, list
+//! - [`model`]: weights → description → decoder; tokenizer and chat template as artefacts
+//! - [`runner`]: the executor of step plans, memory sizing
+//! - [`cache`]: block pool, prefix index, cache events. Pure: integers and hashes
+//! - [`scheduler`]: budget, queues, preemption. Pure: no clock, channel or tensor
+//! - [`sampling`]: parameters → flat arrays
+//! - [`core`]: the step loop on its own thread, and the handle to it
+//! - [`service`]: the gRPC face: model → handle → event stream
+//!
+//! `service → core → {scheduler, runner, sampling}`, `scheduler → cache`, `runner → model → kernels`.
+
+pub mod cache;
+pub mod config;
+pub mod core;
+pub mod model;
+pub mod runner;
+pub mod sampling;
+pub mod scheduler;
+pub mod service;
+pub mod store;
+pub mod telemetry;

@@ -1,0 +1,59 @@
+//! Weights → description → decoder; tokenizer and chat template as artefacts.
+
+use std::path::Path;
+
+use crate::{
+    config::EngineConfig,
+    runner::{Executor, MemoryPlan},
+};
+
+/// What a router and a person need to know of a model; becomes the proto `ModelCard`.
+#[derive(Clone, Debug)]
+pub struct ModelCard {
+    /// The first is canonical.
+    pub names: Vec<String>,
+    pub architecture: String,
+    pub parameters: u64,
+    /// Types of the weights, most bytes first, e.g. `Q4_1, Q8_0`.
+    pub weights: String,
+    /// SHA-256 of what decides the arithmetic (tensor directory and content), hex.
+    pub weights_hash: String,
+    /// Seconds since 1970 of the file.
+    pub created: u64,
+    /// What the model was trained for.
+    pub trained_context: usize,
+    /// What this worker allows.
+    pub max_context: usize,
+    pub vocab_size: usize,
+    pub bos_id: Option<u32>,
+    pub add_bos: bool,
+    /// The end-of-generation set.
+    pub eos_ids: Vec<u32>,
+    pub sampling: SamplingDefaults,
+    /// For the numerics fingerprint.
+    pub backend: String,
+    pub instruction_set: String,
+    pub kv_type: String,
+    pub threads: usize,
+}
+
+/// What the model's author recommends.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SamplingDefaults {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+/// A model ready to run.
+pub struct LoadedModel {
+    pub card: ModelCard,
+    pub executor: Box<dyn Executor>,
+    pub memory: MemoryPlan,
+    /// In the `tokenizer.json` form.
+    pub tokenizer_json: Vec<u8>,
+    /// Jinja source.
+    pub chat_template: Option<String>,
+}

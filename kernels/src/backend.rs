@@ -1,0 +1,238 @@
+//! The trait that a device implements, cut at fusion size.
+//!
+//! Everything an op reads or writes is a buffer that the caller owns and that was sized at start: nothing allocates in a
+//! step. What changes from step to step (ids, positions, slots, block tables, lengths, row choices, sampling parameters)
+//! is in [`Backend::Inputs`], filled by one [`Backend::upload`]; ops take it and never a host slice, so the same sequence
+//! of calls can be captured into a graph. A backend may build a fused op from smaller private ones; the trait does not
+//! change when it gets faster.
+//!
+//! Activations are f32, row-major, `rows × width`. Weights are whatever the backend packed at load.
+
+use crate::{
+    KernelError,
+    plan::{StepLimits, StepOutput, StepPlan},
+    quant::TensorView,
+};
+
+/// Who computes, for the numerics fingerprint and for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// `reference`, `cpu`, `cuda`.
+    pub name: &'static str,
+    /// What the arithmetic depends on, e.g. `avx2`.
+    pub instruction_set: String,
+    pub threads: usize,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvType {
+    F32,
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one element.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+
+    /// As flags and fingerprints spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+/// Shape of the paged cache of one group of layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    pub layers: usize,
+    pub blocks: usize,
+    /// Tokens per block; a multiple of 16 that divides [`CHUNK`].
+    pub block_size: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub kv_type: KvType,
+}
+
+impl KvShape {
+    /// Bytes of one block: keys and values of all layers.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        2 * self.layers * self.block_size * self.kv_heads * self.head_dim * self.kv_type.bytes()
+    }
+}
+
+/// Attention is cut at key positions that are multiples of this, whatever the chunk, batch or thread: partial softmax
+/// results of the pieces merge in ascending order. So a row's result does not depend on who computes beside it.
+pub const CHUNK: usize = 256;
+
+/// Which elements of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// (0, 1), (2, 3), … as GGUF stores Llama.
+    Adjacent,
+    /// (0, d/2), (1, d/2 + 1), … as Hugging Face and NeoX do.
+    Half,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// tanh approximation.
+    Gelu,
+}
+
+/// RMS norm: x / √(mean(x²) + epsilon) · weight.
+pub struct Norm<'a, B: Backend + ?Sized> {
+    pub weight: &'a B::Buffer,
+    pub epsilon: f32,
+}
+
+/// A low-rank addition to a linear: y += scale · B (A x).
+pub struct LowRank<B: Backend + ?Sized> {
+    /// rank × in.
+    pub a: B::Linear,
+    /// out × rank.
+    pub b: B::Linear,
+    pub scale: f32,
+}
+
+/// A linear with its adapters: row `r` uses `adapters[inputs.adapters[r]]`, if both exist.
+pub struct Linear<'a, B: Backend + ?Sized> {
+    pub weight: &'a B::Linear,
+    /// Empty: no adapters are loaded for this linear.
+    pub adapters: &'a [Option<LowRank<B>>],
+}
+
+/// Q, K and V projection, rotation, and the write of K and V into the cache.
+pub struct QkvArgs<'a, B: Backend + ?Sized> {
+    pub norm: Norm<'a, B>,
+    /// (heads + 2 · kv_heads) · head_dim rows: Q, then K, then V; with its bias, if the model has one.
+    pub linear: Linear<'a, B>,
+    /// cos and sin per row, from [`Backend::rope_rows`].
+    pub rope: &'a B::Buffer,
+    pub rope_style: RopeStyle,
+    /// Elements of a head that turn, from its start (even).
+    pub rope_dim: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Cache group and layer within it.
+    pub group: usize,
+    pub layer: usize,
+}
+
+/// Attention of each row over its sequence's cache, causal.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgs {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Multiplies q·k.
+    pub scale: f32,
+    pub group: usize,
+    pub layer: usize,
+}
+
+/// What scratch ops need at most, so that it is allocated once.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkspaceShape {
+    pub limits: StepLimits,
+    /// Largest input width of any linear.
+    pub max_in: usize,
+    /// Largest output width of any linear but the logits.
+    pub max_out: usize,
+    pub vocabulary: usize,
+    pub heads: usize,
+    pub head_dim: usize,
+}
+
+/// One device's arithmetic.
+pub trait Backend: Send + Sync + Sized + 'static {
+    /// f32 memory on the device.
+    type Buffer: Send + Sync;
+    /// A packed weight matrix, out × in, with its bias. Serves every batch size, and row look-up for embeddings.
+    type Linear: Send + Sync;
+    /// Paged keys and values of one cache group.
+    type Kv: Send + Sync;
+    /// A step's inputs on the device.
+    type Inputs: Send + Sync;
+    /// Sampled tokens and their log-probabilities on the device; read by the next step's `embed`.
+    type Sampled: Send + Sync;
+    /// Private scratch of the ops.
+    type Workspace: Send;
+
+    fn info(&self) -> BackendInfo;
+
+    // Start: allocate and pack.
+
+    /// `len` zeros.
+    fn buffer(&self, len: usize) -> Result<Self::Buffer, KernelError>;
+    /// A copy of `data` on the device.
+    fn buffer_from(&self, data: &[f32]) -> Result<Self::Buffer, KernelError>;
+    /// Packs the rows of `parts`, one below the other (all with the same number of columns; types may differ), with an
+    /// optional bias of as many values as there are rows.
+    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self::Linear, KernelError>;
+    /// Rows (out) and columns (in).
+    fn linear_shape(&self, linear: &Self::Linear) -> (usize, usize);
+    /// Bytes that the packed matrix holds in device memory.
+    fn linear_bytes(&self, linear: &Self::Linear) -> usize;
+    fn kv(&self, shape: &KvShape) -> Result<Self::Kv, KernelError>;
+    fn inputs(&self, limits: &StepLimits, vocabulary: usize) -> Result<Self::Inputs, KernelError>;
+    fn sampled(&self, limits: &StepLimits) -> Result<Self::Sampled, KernelError>;
+    fn workspace(&self, shape: &WorkspaceShape) -> Result<Self::Workspace, KernelError>;
+
+    // A step, in this order.
+
+    /// Checks the plan against the limits and copies it to the device. The only op that sees host arrays.
+    fn upload(&self, plan: &StepPlan, inputs: &mut Self::Inputs) -> Result<(), KernelError>;
+    /// Copies the plan's `block_copies` in all layers.
+    fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError>;
+    /// out[row] = scale · table[input id], where an input may name a row of the last step's `sampled`. `out` is rows × in.
+    fn embed(&self, inputs: &Self::Inputs, table: &Self::Linear, sampled: &Self::Sampled, scale: f32, out: &mut Self::Buffer) -> Result<(), KernelError>;
+    /// out[row] = factor · (cos(p·f_0) …, sin(p·f_0) …) for position p of the row; `frequencies` has rope_dim / 2 values.
+    fn rope_rows(&self, inputs: &Self::Inputs, frequencies: &Self::Buffer, factor: f32, out: &mut Self::Buffer) -> Result<(), KernelError>;
+    /// Norm, projection, rotation; K and V go to their slots as stored in the cache, Q to `q` (rows × heads · head_dim).
+    fn qkv_rope_write(
+        &self, inputs: &Self::Inputs, args: &QkvArgs<'_, Self>, hidden: &Self::Buffer, kv: &mut Self::Kv, q: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// Paged attention over the ragged batch, prefill and decode rows together; `out` is rows × heads · head_dim.
+    fn attention(
+        &self, inputs: &Self::Inputs, args: &AttentionArgs, q: &Self::Buffer, kv: &Self::Kv, out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// residual += linear(x).
+    fn linear_add(
+        &self, inputs: &Self::Inputs, linear: &Linear<'_, Self>, x: &Self::Buffer, residual: &mut Self::Buffer, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// out = activation(gate) · up, where (gate, up) = linear(norm(hidden)): the first half of the rows is the gate.
+    fn gate_up(
+        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, activation: Activation, hidden: &Self::Buffer,
+        out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// logits[i] = linear(norm(hidden[logit_rows[i]])); `logits` is logit rows × vocabulary.
+    fn logits(
+        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Self::Linear, hidden: &Self::Buffer, logits: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// Turns each logit row into a token; see [`crate::reference::sample`] for the definition. May overwrite `logits`.
+    fn sample(
+        &self, inputs: &Self::Inputs, logits: &mut Self::Buffer, sampled: &mut Self::Sampled, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+
+    // Read back.
+
+    /// Waits for the step and copies its tokens to the host.
+    fn read_sampled(&self, inputs: &Self::Inputs, sampled: &Self::Sampled, out: &mut StepOutput) -> Result<(), KernelError>;
+    /// The first `out.len()` values of a buffer (tests, diagnosis).
+    fn read(&self, buffer: &Self::Buffer, out: &mut [f32]) -> Result<(), KernelError>;
+}

@@ -1,0 +1,190 @@
+//! What one step computes, as flat host arrays that [`upload`](crate::backend::Backend::upload) copies to the device.
+//!
+//! A step is a ragged batch: sequences one after the other, each with one or more rows (tokens) to compute. Prefill,
+//! chunk and decode rows differ in nothing. The arrays have no pointer and no request in them, so a device can keep
+//! them in fixed staging buffers and a captured graph can read them again.
+
+/// Set in [`StepPlan::inputs`]: the other bits are a row of the last step's sampled buffer, not a token id.
+pub const SAMPLED_ROW: u32 = 1 << 31;
+/// In [`SamplingPlan::targets`]: draw a token. In [`StepOutput::ids`]: the row had non-finite logits.
+pub const NO_TOKEN: u32 = u32::MAX;
+/// In [`StepPlan::adapters`]: the base model.
+pub const NO_ADAPTER: i32 = -1;
+
+/// What the largest step may hold; buffers are sized by it once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Rows of one step.
+    pub rows: usize,
+    /// Sequences of one step.
+    pub sequences: usize,
+    /// Rows whose logits are computed in one step.
+    pub logit_rows: usize,
+    /// Entries of one block table.
+    pub blocks_per_sequence: usize,
+    /// Top log-probabilities of one row.
+    pub top_logprobs: usize,
+}
+
+/// One step. Row `r` of sequence `s` lies in `row_starts[s] .. row_starts[s + 1]`.
+#[derive(Clone, Debug, Default)]
+pub struct StepPlan {
+    /// Per row: a token id, or [`SAMPLED_ROW`] | row of the last step's sampled buffer.
+    pub inputs: Vec<u32>,
+    /// Per row: absolute position in its sequence.
+    pub positions: Vec<u32>,
+    /// Per row: index of its adapter, or [`NO_ADAPTER`].
+    pub adapters: Vec<i32>,
+    /// Sequences + 1 entries, ascending, from 0 to the number of rows.
+    pub row_starts: Vec<u32>,
+    /// Per sequence: keys in its cache once this step's rows are written (= position of its last row + 1).
+    pub context_lens: Vec<u32>,
+    /// Per cache group: where rows are written and what they read.
+    pub groups: Vec<GroupPlan>,
+    /// Rows whose logits are wanted, ascending.
+    pub logit_rows: Vec<u32>,
+    /// Per entry of `logit_rows`.
+    pub sampling: SamplingPlan,
+    /// Blocks to copy before anything else (source, destination), in every layer of group 0.
+    pub block_copies: Vec<(u32, u32)>,
+}
+
+/// Slots and block tables of one cache group.
+#[derive(Clone, Debug, Default)]
+pub struct GroupPlan {
+    /// Per row: block · block size + offset, where its K and V are stored.
+    pub slots: Vec<u32>,
+    /// Sequences × `stride`: block ids in order of position; unused entries are 0.
+    pub block_tables: Vec<u32>,
+    /// Entries of one block table in `block_tables`.
+    pub stride: usize,
+}
+
+/// How each logit row becomes a token. All arrays have one entry per row unless they say otherwise.
+#[derive(Clone, Debug, Default)]
+pub struct SamplingPlan {
+    /// [`NO_TOKEN`]: draw. A token id: draw nothing, give this token's log-probability (prompt scoring).
+    pub targets: Vec<u32>,
+    /// 0: greedy.
+    pub temperature: Vec<f32>,
+    /// 0: off.
+    pub top_k: Vec<u32>,
+    /// 1: off.
+    pub top_p: Vec<f32>,
+    /// 0: off.
+    pub min_p: Vec<f32>,
+    pub presence: Vec<f32>,
+    pub frequency: Vec<f32>,
+    /// 1: off.
+    pub repetition: Vec<f32>,
+    /// The random stream of the choice.
+    pub seed: Vec<u64>,
+    /// Index of the draw in its stream: tokens generated before this one.
+    pub draw: Vec<u32>,
+    /// -1: none. k: log-probability of the token and of the k likeliest.
+    pub logprobs: Vec<i32>,
+    /// Rows + 1: row `r` adds `bias_values[i]` to logit `bias_ids[i]` for i in `bias_starts[r] .. bias_starts[r + 1]`.
+    /// Minus infinity bans a token.
+    pub bias_starts: Vec<u32>,
+    pub bias_ids: Vec<u32>,
+    pub bias_values: Vec<f32>,
+    /// Rows + 1: the distinct tokens that penalties look at.
+    pub history_starts: Vec<u32>,
+    pub history_ids: Vec<u32>,
+    /// How often the token was generated; 0: it stands in the prompt only (repetition sees it, presence and frequency don't).
+    pub history_counts: Vec<u32>,
+    /// Per row: row of `masks`, or -1.
+    pub mask_rows: Vec<i32>,
+    /// Bit sets over the vocabulary (word w, bit b: token 32·w + b may be drawn), ⌈vocabulary / 32⌉ words a row.
+    pub masks: Vec<u32>,
+}
+
+/// What a step gave, on the host. One entry per logit row.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// The token (drawn or given), or [`NO_TOKEN`] where the row's logits were not finite or nothing may be drawn.
+    pub ids: Vec<u32>,
+    /// Natural log of its probability under the model's own distribution (before bias, penalties, temperature, filters);
+    /// NaN where the row asked for none.
+    pub logprobs: Vec<f32>,
+    /// Rows + 1 offsets into the two arrays below.
+    pub top_starts: Vec<u32>,
+    /// The likeliest tokens, likeliest first, equal ones by id.
+    pub top_ids: Vec<u32>,
+    pub top_logprobs: Vec<f32>,
+}
+
+impl StepPlan {
+    /// Empties every array, keeping the memory.
+    pub fn clear(&mut self) {
+        self.inputs.clear();
+        self.positions.clear();
+        self.adapters.clear();
+        self.row_starts.clear();
+        self.context_lens.clear();
+        for group in &mut self.groups {
+            group.slots.clear();
+            group.block_tables.clear();
+        }
+        self.logit_rows.clear();
+        self.sampling.clear();
+        self.block_copies.clear();
+    }
+
+    /// Rows of this step.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Sequences of this step.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.context_lens.len()
+    }
+}
+
+impl SamplingPlan {
+    /// Empties every array, keeping the memory.
+    pub fn clear(&mut self) {
+        self.targets.clear();
+        self.temperature.clear();
+        self.top_k.clear();
+        self.top_p.clear();
+        self.min_p.clear();
+        self.presence.clear();
+        self.frequency.clear();
+        self.repetition.clear();
+        self.seed.clear();
+        self.draw.clear();
+        self.logprobs.clear();
+        self.bias_starts.clear();
+        self.bias_ids.clear();
+        self.bias_values.clear();
+        self.history_starts.clear();
+        self.history_ids.clear();
+        self.history_counts.clear();
+        self.mask_rows.clear();
+        self.masks.clear();
+    }
+}
+
+impl StepOutput {
+    /// Empties every array, keeping the memory.
+    pub fn clear(&mut self) {
+        self.ids.clear();
+        self.logprobs.clear();
+        self.top_starts.clear();
+        self.top_ids.clear();
+        self.top_logprobs.clear();
+    }
+
+    /// Top tokens of logit row `row` with their log-probabilities.
+    pub fn top(&self, row: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+        let range = match (self.top_starts.get(row), self.top_starts.get(row + 1)) {
+            (Some(&start), Some(&end)) => start as usize..end as usize,
+            _ => 0..0,
+        };
+        range.map(|i| (self.top_ids[i], self.top_logprobs[i]))
+    }
+}
