@@ -33,8 +33,12 @@ pub struct EngineConfig {
     pub max_sequences: usize,
     /// Rows that one step may compute.
     pub max_batched_tokens: usize,
-    /// Requests that may wait.
+    /// Prompt rows of one sequence in one step. 0: as many as the step may compute.
+    pub max_prefill_chunk: usize,
+    /// Sequences that may wait beyond the ones that can run.
     pub max_waiting: usize,
+    /// Prompt tokens that may wait. 0: sixteen times what the KV memory holds.
+    pub max_waiting_tokens: usize,
     /// Share of the blocks that admission keeps free for the growth of running sequences.
     pub watermark: f64,
     pub prefix_cache: bool,
@@ -54,7 +58,9 @@ impl Default for EngineConfig {
             max_context: 0,
             max_sequences: 64,
             max_batched_tokens: 512,
+            max_prefill_chunk: 0,
             max_waiting: 1024,
+            max_waiting_tokens: 0,
             watermark: 0.01,
             prefix_cache: true,
             stall_after: Duration::from_secs(60),
