@@ -1,0 +1,4 @@
+//! A worker over the network.
+
+/// A worker at an address.
+pub struct RemoteWorker;

@@ -1,0 +1,1 @@
+//! Text in and out of token ids: chat template, tokenizer, incremental detokenizer, stop strings.
