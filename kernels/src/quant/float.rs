@@ -1,0 +1,13 @@
+//! F32, F16 and BF16, little endian: one value is a block.
+
+pub(super) fn f32_block(bytes: &[u8], out: &mut [f32]) {
+    out[0] = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+}
+
+pub(super) fn f16_block(bytes: &[u8], out: &mut [f32]) {
+    out[0] = super::f16_at(bytes, 0);
+}
+
+pub(super) fn bf16_block(bytes: &[u8], out: &mut [f32]) {
+    out[0] = half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+}
