@@ -1,14 +1,293 @@
 //! Packed weight matrices and their product with prepared activations.
 //!
-//! API under way; the signatures below stay:
+//! - [`layout`]: the packed bytes; [`memory`]: where they lie
+//! - [`tile`]: what a micro-kernel gets, and the arithmetic that all of them share
+//! - [`portable`], `avx2`, `avx512`: the micro-kernels
 //!
-//! ```text
-//! PackedLinear::pack(isa: Isa, pool: &Pool, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self, KernelError>
-//!   .rows() .columns() .bytes() -> usize     // out, in, bytes held
-//!   .forms() -> Forms                        // which forms of activations it reads
-//!   .groups() -> usize                       // units of work: up to 16 consecutive output rows each
-//!   .group_rows(group) -> Range<usize>       // output rows of a group; a part's last group may hold fewer than 16
-//!   .gather_row(row, out: &mut [f32]) -> Result<(), KernelError>   // the exact decoded row
-//!   .matmul(groups: Range<usize>, activations: &Activations, sink: impl FnMut(usize, usize, &[f32])) -> Result<(), KernelError>
-//!       // for each group in ascending order, for each activation row: sink(row, first output, up to 16 outputs), bias added
-//! ```
+//! Owns one copy of the weights that every batch size reads. Never decides who computes what: callers hand out groups of
+//! rows to threads. An output does not depend on how they do, nor on how many activation rows there are.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod layout;
+mod memory;
+mod portable;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::ops::Range;
+
+use self::{
+    layout::{LANES, Packing, pack_group},
+    memory::Memory,
+    tile::{Kernel, Tile},
+};
+use super::{
+    activations::{Activations, Forms, MAX_TILE},
+    isa::Isa,
+    pool::{Chunks, Pool},
+};
+use crate::{
+    KernelError,
+    quant::{ACTIVATION_BLOCK, TensorView},
+};
+
+/// Groups packed at a time by one thread.
+const PACK_CHUNK: usize = 8;
+
+/// A weight matrix, out × in: the rows of its parts one below the other.
+pub struct PackedLinear {
+    isa: Isa,
+    rows: usize,
+    columns: usize,
+    segments: Vec<Segment>,
+    bias: Option<Vec<f32>>,
+    groups: usize,
+}
+
+/// One part.
+struct Segment {
+    packing: Packing,
+    rows: usize,
+    first_row: usize,
+    first_group: usize,
+    groups: usize,
+    group_bytes: usize,
+    /// Where a group's quants begin.
+    scale_bytes: usize,
+    memory: Memory,
+    /// By width of the tile, from 1 on.
+    kernels: [Kernel; MAX_TILE],
+}
+
+impl PackedLinear {
+    /// Packs the rows of `parts`, one below the other (all with the same number of columns; types may differ), with an
+    /// optional bias of as many values as there are rows. The pool shares the work.
+    ///
+    /// # Errors
+    /// Shapes that don't fit, a type without kernels, no memory, or an instruction set that this machine lacks.
+    pub fn pack(isa: Isa, pool: &Pool, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self, KernelError> {
+        if !isa.available() {
+            return Err(KernelError::Unsupported(format!("instruction set {}", isa.name())));
+        }
+        let columns = parts.first().map_or(0, |part| part.columns);
+        let mut linear = Self { isa, rows: 0, columns, segments: Vec::with_capacity(parts.len()), bias: None, groups: 0 };
+        for part in parts {
+            part.check("linear")?;
+            if part.columns != columns {
+                return Err(shape(format!("a part has {} columns, another {columns}", part.columns)));
+            }
+            let segment = Segment::pack(isa, pool, part, linear.rows, linear.groups)?;
+            linear.rows += segment.rows;
+            linear.groups += segment.groups;
+            linear.segments.push(segment);
+        }
+        if let Some(bias) = bias {
+            if bias.len() != linear.rows {
+                return Err(shape(format!("{} bias values for {} rows", bias.len(), linear.rows)));
+            }
+            linear.bias = Some(bias.to_vec());
+        }
+        Ok(linear)
+    }
+
+    /// Output width.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input width.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes that it holds.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let bias = self.bias.as_ref().map_or(0, |bias| size_of_val(bias.as_slice()));
+        bias + self.segments.iter().map(|segment| segment.memory.bytes().len()).sum::<usize>()
+    }
+
+    /// Which forms of the activations it reads.
+    #[must_use]
+    pub fn forms(&self) -> Forms {
+        let form = |segment: &Segment| Forms { quantised: !segment.packing.is_float(), float: segment.packing.is_float() };
+        self.segments.iter().map(form).fold(Forms::default(), Forms::or)
+    }
+
+    /// Units of work: each is up to 16 consecutive output rows of one part.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Output rows of group `group`; empty where there is none.
+    #[must_use]
+    pub fn group_rows(&self, group: usize) -> Range<usize> {
+        self.segment(group).map_or(0..0, |segment| segment.group_rows(group))
+    }
+
+    fn segment(&self, group: usize) -> Option<&Segment> {
+        self.segments.iter().find(|segment| group < segment.first_group + segment.groups)
+    }
+
+    /// Decodes row `row` into `out`: exactly what [`crate::quant::dequantize`] gives for it.
+    ///
+    /// # Errors
+    /// No such row, or `out` is not as long as a row.
+    pub fn gather_row(&self, row: usize, out: &mut [f32]) -> Result<(), KernelError> {
+        let segment = self.segments.iter().find(|segment| row < segment.first_row + segment.rows);
+        let Some(segment) = segment.filter(|_| out.len() == self.columns) else {
+            return Err(shape(format!("row {row} into {} values, of {} × {}", out.len(), self.rows, self.columns)));
+        };
+        segment.gather_row(row - segment.first_row, out);
+        Ok(())
+    }
+
+    /// For each of these groups, ascending, and each activation row `r`: `sink(r, first, values)` with outputs `first ..` of
+    /// that row, bias added; as many as the group has rows.
+    ///
+    /// # Errors
+    /// The activations have other columns or instruction set than the weights, or lack a form; there are no such groups.
+    pub fn matmul<S>(&self, groups: Range<usize>, activations: &Activations, mut sink: S) -> Result<(), KernelError>
+    where
+        S: FnMut(usize, usize, &[f32]),
+    {
+        let forms = self.forms();
+        if activations.columns() != self.columns || activations.isa() != self.isa || activations.forms().or(forms) != activations.forms() {
+            return Err(shape(format!("activations have {} columns, weights {}, or lack a form", activations.columns(), self.columns)));
+        }
+        if groups.end > self.groups {
+            return Err(shape(format!("groups {groups:?} of {}", self.groups)));
+        }
+        let mut results = Results([0.0; MAX_TILE * LANES]);
+        for group in groups {
+            let Some(segment) = self.segment(group) else { continue };
+            let rows = segment.group_rows(group);
+            let bias = self.bias.as_ref().map(|bias| &bias[rows.clone()]);
+            let tiling = activations.tiling(segment.packing.is_float());
+            for tile in 0..tiling.tiles() {
+                let (start, end) = (tiling.start(tile), tiling.start(tile + 1));
+                segment.multiply(group, activations, start, end - start, &mut results);
+                for (c, values) in results.0.as_chunks_mut::<LANES>().0[..end - start].iter_mut().enumerate() {
+                    let values = &mut values[..rows.len()];
+                    if let Some(bias) = bias {
+                        values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+                    }
+                    sink(start + c, rows.start, values);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A tile's outputs, 16 per activation row.
+#[repr(align(64))]
+struct Results([f32; MAX_TILE * LANES]);
+
+impl Segment {
+    fn pack(isa: Isa, pool: &Pool, part: &TensorView<'_>, first_row: usize, first_group: usize) -> Result<Self, KernelError> {
+        let packing = Packing::of(part.tensor_type)?;
+        let groups = part.rows.div_ceil(LANES);
+        let group_bytes = packing.group_bytes(part.columns);
+        let bytes = groups.checked_mul(group_bytes).ok_or(KernelError::OutOfMemory { what: "weights", bytes: usize::MAX })?;
+        let mut memory = Memory::new(bytes)?;
+        if bytes > 0 {
+            let places = parking_lot::Mutex::new(memory.bytes_mut().chunks_mut(PACK_CHUNK * group_bytes).map(Some).collect::<Vec<_>>());
+            let chunks = Chunks::new(groups.div_ceil(PACK_CHUNK), 1);
+            pool.run(|_| {
+                while let Some(chunk) = chunks.take() {
+                    let place = places.lock()[chunk.start].take();
+                    for (i, group) in place.into_iter().flat_map(|place| place.chunks_exact_mut(group_bytes)).enumerate() {
+                        pack_group(part, packing, (chunk.start * PACK_CHUNK + i) * LANES, group);
+                    }
+                }
+            });
+        }
+        Ok(Self {
+            packing,
+            rows: part.rows,
+            first_row,
+            first_group,
+            groups,
+            group_bytes,
+            scale_bytes: packing.scale_bytes(part.columns),
+            memory,
+            kernels: std::array::from_fn(|i| kernel(isa, packing, i + 1)),
+        })
+    }
+
+    fn group_rows(&self, group: usize) -> Range<usize> {
+        let start = (group - self.first_group) * LANES;
+        self.first_row + start..self.first_row + self.rows.min(start + LANES)
+    }
+
+    /// Scales and quants of the part's group `local`.
+    fn group(&self, local: usize) -> (&[u8], &[u8]) {
+        self.memory.bytes()[local * self.group_bytes..][..self.group_bytes].split_at(self.scale_bytes)
+    }
+
+    /// Runs the micro-kernel on one group (counted over all parts) and one tile.
+    fn multiply(&self, group: usize, activations: &Activations, row: usize, width: usize, results: &mut Results) {
+        let (scales, quants) = self.group(group - self.first_group);
+        let blocks = self.packing.blocks(activations.columns());
+        let quantised = activations.quantised_tile(row);
+        let tile = Tile {
+            packing: self.packing,
+            width,
+            scales: scales.as_ptr(),
+            quants: quants.as_ptr(),
+            blocks,
+            q: quantised.q.as_ptr(),
+            d: quantised.d.as_ptr(),
+            s: quantised.s.as_ptr(),
+            negative: quantised.negative.as_ptr(),
+            negative_halves: quantised.negative_halves.as_ptr(),
+            x: activations.float_tile(row).as_ptr(),
+            out: results.0.as_mut_ptr(),
+        };
+        // SAFETY: `pack` checked that the machine has the instruction set. The group holds `blocks` blocks of this packing;
+        // `matmul` checked that the activations hold as many columns, in this form and tiling; results hold the widest tile.
+        unsafe { self.kernels[width - 1](&tile) };
+    }
+
+    fn gather_row(&self, row: usize, out: &mut [f32]) {
+        let (scales, quants) = self.group(row / LANES);
+        let lane = row % LANES;
+        if self.packing.is_float() {
+            for (column, out) in out.iter_mut().enumerate() {
+                *out = portable::floats(self.packing, quants, column)[lane];
+            }
+            return;
+        }
+        for (b, out) in out.chunks_exact_mut(ACTIVATION_BLOCK).enumerate() {
+            let block = portable::decode(self.packing, scales, quants, b);
+            for (i, out) in out.iter_mut().enumerate() {
+                // The order of operations of `quant`: (d · scale) · q + offset.
+                let scale = block.scale[lane] * block.halves[i / 16][lane] as f32;
+                *out = scale * f32::from(block.values[i / 4][4 * lane + i % 4]) + block.offset[lane];
+            }
+        }
+    }
+}
+
+fn kernel(isa: Isa, packing: Packing, width: usize) -> Kernel {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => avx512::kernel(packing, width),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::kernel(packing, width),
+        _ if packing.is_float() => portable::float,
+        _ => portable::quantised,
+    }
+}
+
+fn shape(detail: String) -> KernelError {
+    KernelError::Shape { op: "linear", detail }
+}
