@@ -21,9 +21,13 @@ fn args(url: &str, flags: &str) -> BenchArgs {
 }
 
 async fn bench(mock: &Mock, flags: &str) -> Report {
-    let report = measure(&args(&mock.url(), flags), &CancellationToken::new()).await.unwrap();
-    eprintln!("{}", report.table());
-    report
+    match measure(&args(&mock.url(), flags), &CancellationToken::new()).await {
+        Ok(report) => {
+            eprintln!("{}", report.table());
+            report
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 fn ms(ms: u64) -> Duration {
