@@ -2,6 +2,8 @@
 //!
 //! - [`backend`]: the trait that a device implements, cut at fusion size
 //! - [`plan`]: what one step computes, as flat arrays
+//! - [`inputs`]: a checked copy of it in host memory
+//! - [`sampling`]: how logits become tokens, to the bit
 //! - [`quant`]: weight block formats: decode (and, per instruction set, pack)
 //! - [`reference`]: scalar f32 of every op; the definition, never optimised
 //! - [`cpu`]: the fast one, dispatched at run time over instruction sets
@@ -13,8 +15,10 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+pub mod inputs;
 pub mod plan;
 pub mod quant;
 pub mod reference;
+pub mod sampling;
 
 pub use error::KernelError;

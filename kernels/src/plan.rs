@@ -131,6 +131,24 @@ impl StepPlan {
         self.block_copies.clear();
     }
 
+    /// Becomes a copy of `other`, keeping the memory (a derived `clone_from` would not).
+    pub fn copy_from(&mut self, other: &Self) {
+        copy(&mut self.inputs, &other.inputs);
+        copy(&mut self.positions, &other.positions);
+        copy(&mut self.adapters, &other.adapters);
+        copy(&mut self.row_starts, &other.row_starts);
+        copy(&mut self.context_lens, &other.context_lens);
+        self.groups.resize_with(other.groups.len(), GroupPlan::default);
+        for (group, other) in self.groups.iter_mut().zip(&other.groups) {
+            copy(&mut group.slots, &other.slots);
+            copy(&mut group.block_tables, &other.block_tables);
+            group.stride = other.stride;
+        }
+        copy(&mut self.logit_rows, &other.logit_rows);
+        self.sampling.copy_from(&other.sampling);
+        copy(&mut self.block_copies, &other.block_copies);
+    }
+
     /// Rows of this step.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -144,7 +162,35 @@ impl StepPlan {
     }
 }
 
+fn copy<T: Copy>(to: &mut Vec<T>, from: &[T]) {
+    to.clear();
+    to.extend_from_slice(from);
+}
+
 impl SamplingPlan {
+    /// Becomes a copy of `other`, keeping the memory.
+    pub fn copy_from(&mut self, other: &Self) {
+        copy(&mut self.targets, &other.targets);
+        copy(&mut self.temperature, &other.temperature);
+        copy(&mut self.top_k, &other.top_k);
+        copy(&mut self.top_p, &other.top_p);
+        copy(&mut self.min_p, &other.min_p);
+        copy(&mut self.presence, &other.presence);
+        copy(&mut self.frequency, &other.frequency);
+        copy(&mut self.repetition, &other.repetition);
+        copy(&mut self.seed, &other.seed);
+        copy(&mut self.draw, &other.draw);
+        copy(&mut self.logprobs, &other.logprobs);
+        copy(&mut self.bias_starts, &other.bias_starts);
+        copy(&mut self.bias_ids, &other.bias_ids);
+        copy(&mut self.bias_values, &other.bias_values);
+        copy(&mut self.history_starts, &other.history_starts);
+        copy(&mut self.history_ids, &other.history_ids);
+        copy(&mut self.history_counts, &other.history_counts);
+        copy(&mut self.mask_rows, &other.mask_rows);
+        copy(&mut self.masks, &other.masks);
+    }
+
     /// Empties every array, keeping the memory.
     pub fn clear(&mut self) {
         self.targets.clear();
