@@ -1,0 +1,76 @@
+use super::SequenceId;
+use crate::cache::Registered;
+
+/// The rows that one sequence computes in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheduled {
+    pub sequence: SequenceId,
+    /// Position of the first row.
+    pub start: usize,
+    /// Rows.
+    pub len: usize,
+    /// The last row's logits give the next token.
+    pub samples: bool,
+    /// Rows (of the `len`) whose logits score the prompt token that follows them: from and to, relative to `start`.
+    pub scored: (usize, usize),
+    /// Where its new blocks lie in [`Plan::registered`].
+    pub(super) registered: (usize, usize),
+}
+
+impl Scheduled {
+    /// Rows whose logits are wanted.
+    #[must_use]
+    pub fn logit_rows(&self) -> usize {
+        usize::from(self.samples) + self.scored.1 - self.scored.0
+    }
+}
+
+/// One step, as the scheduler decided it. Reused from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Ascends by one a plan.
+    pub step: u64,
+    pub entries: Vec<Scheduled>,
+    /// Sequences that got KV memory for the first time, with the tokens that they found in the prefix index.
+    pub admitted: Vec<(SequenceId, usize)>,
+    /// Sequences that went back to the queue and lost their blocks.
+    pub preempted: Vec<SequenceId>,
+    /// Sequences whose deadline passed while they waited; they are gone.
+    pub expired: Vec<SequenceId>,
+    /// Blocks that this step fills and that have been named already.
+    pub registered: Vec<Registered>,
+    pub rows: usize,
+    pub logit_rows: usize,
+}
+
+impl Plan {
+    pub(super) fn reset(&mut self, step: u64) {
+        self.step = step;
+        self.entries.clear();
+        self.admitted.clear();
+        self.preempted.clear();
+        self.expired.clear();
+        self.registered.clear();
+        self.rows = 0;
+        self.logit_rows = 0;
+    }
+
+    /// Nothing to compute.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+/// What a step gave for one entry of its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Rows were computed; no token was due.
+    Computed,
+    /// A token, after which the sequence goes on.
+    Token(u32),
+    /// The sequence has ended; its blocks may be found by others.
+    Finished,
+    /// The sequence has ended and its blocks must not be found again.
+    Failed,
+}

@@ -1,0 +1,152 @@
+use std::time::Duration;
+
+use quire_proto::block_hash::BlockHash;
+
+use crate::cache::{BlockId, SequenceKv};
+
+/// Names a sequence; a name is never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId {
+    pub(super) slot: u32,
+    pub(super) generation: u32,
+}
+
+impl SequenceId {
+    /// A small number that no other living sequence has: index for tables beside the scheduler's.
+    #[must_use]
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
+
+/// A sequence to be run.
+#[derive(Clone, Debug)]
+pub struct NewSequence {
+    /// Prompt, and what was generated elsewhere.
+    pub tokens: Vec<u32>,
+    /// How many of `tokens` are the prompt.
+    pub prompt_len: usize,
+    /// Parent of the first block.
+    pub root: BlockHash,
+    /// Names of the full blocks of `tokens`; empty unless `use_index`.
+    pub hashes: Vec<BlockHash>,
+    /// Reads and fills the prefix index.
+    pub use_index: bool,
+    /// Tokens that the sequence may have at its end (the last is never fed back).
+    pub max_len: usize,
+    /// Lower runs first.
+    pub priority: i32,
+    /// Ascends; decides between equal priorities.
+    pub arrival: u64,
+    /// When to give up waiting.
+    pub deadline: Option<Duration>,
+    /// Logits of the prompt rows are wanted; so the prefix index is not read.
+    pub score_prompt: bool,
+}
+
+/// Place in the order of who runs first and who is preempted last.
+pub(super) type Rank = (i32, u64, SequenceId);
+
+/// A sequence in the scheduler.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    pub(super) id: SequenceId,
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt_len: usize,
+    pub(super) root: BlockHash,
+    pub(super) hashes: Vec<BlockHash>,
+    pub(super) use_index: bool,
+    pub(super) priority: i32,
+    pub(super) arrival: u64,
+    pub(super) deadline: Option<Duration>,
+    /// Tokens whose keys and values are in the cache, those of the step under way included.
+    pub(super) computed: usize,
+    /// Rows 0 .. this have been scored.
+    pub(super) scored: usize,
+    /// Rows 0 .. this want scoring.
+    pub(super) score_until: usize,
+    pub(super) kv: SequenceKv,
+    pub(super) running: bool,
+    /// Was admitted once, so its deadline is met and it is not counted as a first admission again.
+    pub(super) admitted: bool,
+}
+
+impl Sequence {
+    pub(super) fn new(id: SequenceId, new: NewSequence) -> Self {
+        let score_until = if new.score_prompt { new.prompt_len.saturating_sub(1) } else { 0 };
+        Self {
+            id,
+            tokens: new.tokens,
+            prompt_len: new.prompt_len,
+            root: new.root,
+            hashes: new.hashes,
+            use_index: new.use_index,
+            priority: new.priority,
+            arrival: new.arrival,
+            deadline: new.deadline,
+            computed: 0,
+            scored: 0,
+            score_until,
+            kv: SequenceKv::default(),
+            running: false,
+            admitted: false,
+        }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        (self.priority, self.arrival, self.id)
+    }
+
+    /// Every token that is known: prompt and generated.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    #[must_use]
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    /// Tokens in the cache, those of the step under way included.
+    #[must_use]
+    pub fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// Holds KV blocks.
+    #[must_use]
+    pub fn running(&self) -> bool {
+        self.running
+    }
+
+    /// Block table of a cache group.
+    #[must_use]
+    pub fn table(&self, group: usize) -> &[BlockId] {
+        self.kv.table(group)
+    }
+
+    /// Rows still to compute.
+    pub(super) fn wanted(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// The rows among `start .. start + len` that score the prompt, relative to `start`.
+    pub(super) fn scored_rows(&self, start: usize, len: usize) -> (usize, usize) {
+        let from = self.scored.clamp(start, start + len);
+        let to = self.score_until.clamp(from, (start + len).max(from));
+        (from - start, to - start)
+    }
+
+    /// The largest number of rows, at most `len`, that need at most `logit_rows` logit rows.
+    pub(super) fn fit(&self, start: usize, mut len: usize, logit_rows: usize) -> usize {
+        loop {
+            let (from, to) = self.scored_rows(start, len);
+            let needed = to - from + usize::from(len > 0 && start + len == self.tokens.len());
+            if needed <= logit_rows {
+                return len;
+            }
+            len -= needed - logit_rows;
+        }
+    }
+}
