@@ -1,11 +1,28 @@
 //! Weights → description → decoder; tokenizer and chat template as artefacts.
+//!
+//! - [`gguf`]: the file format
+//! - [`description`]: metadata → what a decoder computes, as data
+//! - [`weights`] and [`decoder`]: tensors → packed weights → the forward pass
+//! - [`tokenizer`]: metadata → `tokenizer.json`
+//! - [`load`]: all of it, from a path to something that answers
+//!
+//! Knows no request and no schedule.
 
-use std::path::Path;
+mod decoder;
+pub mod description;
+mod error;
+mod fingerprint;
+pub mod gguf;
+mod load;
+pub mod tokenizer;
+mod weights;
 
-use crate::{
-    config::EngineConfig,
-    runner::{Executor, MemoryPlan},
-};
+pub use decoder::{Decoder, Scratch, scratch_bytes};
+pub use description::Description;
+pub use error::{ContentError, ModelError};
+pub use load::{Prepared, executor_on, load};
+
+use crate::runner::{Executor, MemoryPlan};
 
 /// What a router and a person need to know of a model; becomes the proto `ModelCard`.
 #[derive(Clone, Debug)]

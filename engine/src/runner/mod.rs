@@ -3,9 +3,11 @@
 //! The step loop fills a [`StepPlan`] (flat arrays, nothing else) and hands it over; it learns tokens and
 //! log-probabilities. `submit` and `wait` are apart so that the next step can be planned while one runs.
 
+mod available;
 mod executor;
 mod memory;
 
+pub use available::available_memory;
 pub use executor::ModelExecutor;
 pub use memory::{MemoryPlan, plan_memory};
 use quire_kernels::{

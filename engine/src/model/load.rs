@@ -1,0 +1,200 @@
+//! From a path to a model that answers.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    time::{Instant, UNIX_EPOCH},
+};
+
+use quire_kernels::{
+    KernelError,
+    backend::Backend,
+    plan::{GroupPlan, NO_ADAPTER, NO_TOKEN, SamplingPlan, StepOutput, StepPlan},
+    reference::{Numerics, Reference},
+};
+
+use super::{
+    Decoder, Description, LoadedModel, ModelCard, ModelError, SamplingDefaults,
+    fingerprint::weights_hash,
+    gguf::{Gguf, GgufError, GgufFile},
+    tokenizer::Tokenizer,
+};
+use crate::{
+    config::{BackendChoice, EngineConfig},
+    runner::{Executor, MemoryPlan, ModelExecutor, available_memory, plan_memory},
+};
+
+/// A model on a known backend.
+pub struct Prepared<B: Backend> {
+    pub card: ModelCard,
+    pub executor: ModelExecutor<B>,
+    pub memory: MemoryPlan,
+    pub tokenizer: Tokenizer,
+}
+
+/// Opens a GGUF file, packs its weights, allocates everything and runs one step.
+///
+/// `names` are what the model answers to, the first one canonical; none: the file's own name.
+///
+/// # Errors
+/// [`ModelError`]: what is wrong with the file or the settings, and what to do.
+pub fn load(path: &Path, names: Vec<String>, config: &EngineConfig) -> Result<LoadedModel, ModelError> {
+    match config.backend {
+        BackendChoice::Cpu => {
+            // The reference stands in until the CPU backend is there.
+            executor_on(Reference::new(Numerics::Quantised), path, names, config).map(Prepared::erase)
+        }
+        BackendChoice::Reference => executor_on(Reference::new(Numerics::Exact), path, names, config).map(Prepared::erase),
+    }
+}
+
+impl<B: Backend> Prepared<B> {
+    fn erase(self) -> LoadedModel {
+        LoadedModel {
+            card: self.card,
+            executor: Box::new(self.executor),
+            memory: self.memory,
+            tokenizer_json: self.tokenizer.json,
+            chat_template: self.tokenizer.chat_template,
+        }
+    }
+}
+
+/// [`load`] on a backend of one's own.
+pub fn executor_on<B: Backend>(backend: B, path: &Path, names: Vec<String>, config: &EngineConfig) -> Result<Prepared<B>, ModelError> {
+    let file = GgufFile::open(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
+    let gguf = file.parse().map_err(|source| ModelError::File { path: path.to_owned(), source })?;
+    refuse_splits(&gguf).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
+    let description = Description::from_gguf(&gguf).map_err(|error| error.at(path))?;
+    let stored = usize::try_from(gguf.tensor_bytes()).unwrap_or(usize::MAX);
+    let mut memory = plan_memory(config, &description, stored, available_memory()).map_err(ModelError::Memory)?;
+
+    let began = Instant::now();
+    let (weights_hash, tokenizer) = rayon::join(|| weights_hash(&gguf, &description.architecture), || Tokenizer::from_gguf(&gguf.metadata));
+    let tokenizer = tokenizer.map_err(|error| error.at(path))?;
+    let read = began.elapsed();
+    let decoder = Decoder::load(&backend, description, &gguf).map_err(|error| error.at(path))?;
+    memory.weights_bytes = decoder.weights_bytes(&backend);
+    let packed = began.elapsed();
+    let card = card(&gguf, path, names, config, &decoder, &memory, &tokenizer, backend.info(), weights_hash)
+        .map_err(|error| ModelError::File { path: path.to_owned(), source: error })?;
+    let mut executor = ModelExecutor::new(backend, decoder, &memory).map_err(device("cannot allocate the model's buffers"))?;
+    warm_up(&mut executor)?;
+    tracing::debug!(?read, packed = ?(packed - read), ready = ?(began.elapsed() - packed), "model loaded");
+    Ok(Prepared { card, executor, memory, tokenizer })
+}
+
+fn device(what: &'static str) -> impl Fn(KernelError) -> ModelError {
+    move |source| ModelError::Kernel { what, source }
+}
+
+fn refuse_splits(gguf: &Gguf<'_>) -> Result<(), GgufError> {
+    const KEY: &str = "split.count";
+    match gguf.metadata.unsigned(KEY)? {
+        Some(parts) if parts > 1 => {
+            let problem = format!("is {parts}: this is one part of a split model; merge the parts first (`llama-gguf-split --merge`)");
+            Err(GgufError::key(KEY, problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One step of one token, so that the first request finds pages mapped and threads awake; and whether the model computes
+/// at all. It writes to the first slot, which nobody has been given yet.
+fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>) -> Result<(), ModelError> {
+    let plan = StepPlan {
+        inputs: vec![0],
+        positions: vec![0],
+        adapters: vec![NO_ADAPTER],
+        row_starts: vec![0, 1],
+        context_lens: vec![1],
+        groups: vec![GroupPlan { slots: vec![0], block_tables: vec![0], stride: 1 }],
+        logit_rows: vec![0],
+        sampling: SamplingPlan {
+            targets: vec![NO_TOKEN],
+            temperature: vec![0.0],
+            top_k: vec![0],
+            top_p: vec![1.0],
+            min_p: vec![0.0],
+            presence: vec![0.0],
+            frequency: vec![0.0],
+            repetition: vec![1.0],
+            seed: vec![0],
+            draw: vec![0],
+            logprobs: vec![-1],
+            bias_starts: vec![0, 0],
+            history_starts: vec![0, 0],
+            mask_rows: vec![-1],
+            ..SamplingPlan::default()
+        },
+        block_copies: Vec::new(),
+    };
+    let mut out = StepOutput::default();
+    let ticket = executor.submit(&plan).map_err(device("the first step failed"))?;
+    executor.wait(ticket, &mut out).map_err(device("the first step failed"))?;
+    if out.ids.first().is_none_or(|id| *id == NO_TOKEN) {
+        let source = KernelError::Device("the logits are not finite: the weights are damaged".to_owned());
+        return Err(ModelError::Kernel { what: "the first step failed", source });
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn card<B: Backend>(
+    gguf: &Gguf<'_>,
+    path: &Path,
+    mut names: Vec<String>,
+    config: &EngineConfig,
+    decoder: &Decoder<B>,
+    memory: &MemoryPlan,
+    tokenizer: &Tokenizer,
+    info: quire_kernels::backend::BackendInfo,
+    weights_hash: String,
+) -> Result<ModelCard, GgufError> {
+    let description = decoder.description();
+    if names.is_empty() {
+        names.push(path.file_stem().map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()));
+    }
+    let modified = path.metadata().and_then(|metadata| metadata.modified()).ok();
+    Ok(ModelCard {
+        names,
+        architecture: description.architecture.clone(),
+        parameters: gguf.tensors().iter().filter(|tensor| !tensor.name.contains("rope_freqs")).map(|tensor| tensor.elements() as u64).sum(),
+        weights: weight_types(gguf),
+        weights_hash,
+        created: modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs()),
+        trained_context: description.trained_context,
+        max_context: memory.max_context,
+        vocab_size: description.vocabulary,
+        bos_id: tokenizer.bos_id,
+        add_bos: tokenizer.add_bos,
+        eos_ids: tokenizer.eos_ids.clone(),
+        sampling: sampling_defaults(gguf)?,
+        backend: info.name.to_owned(),
+        instruction_set: info.instruction_set,
+        kv_type: config.kv_type.name().to_owned(),
+        threads: info.threads,
+    })
+}
+
+/// Types of the matrices, most bytes first.
+fn weight_types(gguf: &Gguf<'_>) -> String {
+    let mut bytes: HashMap<&str, usize> = HashMap::new();
+    for tensor in gguf.tensors().iter().filter(|tensor| tensor.rows() > 1) {
+        *bytes.entry(tensor.tensor_type.name).or_default() += tensor.data.len();
+    }
+    let mut types: Vec<_> = bytes.into_iter().collect();
+    types.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    types.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+}
+
+fn sampling_defaults(gguf: &Gguf<'_>) -> Result<SamplingDefaults, GgufError> {
+    let float = |name: &str| gguf.metadata.float(&format!("general.sampling.{name}"));
+    Ok(SamplingDefaults {
+        temperature: float("temp")?,
+        top_p: float("top_p")?,
+        top_k: gguf.metadata.unsigned("general.sampling.top_k")?.and_then(|k| u32::try_from(k).ok()),
+        min_p: float("min_p")?,
+        repetition_penalty: float("penalty_repeat")?,
+    })
+}

@@ -1,0 +1,282 @@
+//! How many KV blocks there are, and what follows from it.
+//!
+//! Decided before anything is allocated, and printed. Settings that can't hold are refused with the figures that would.
+//! Pure: the caller says how much memory is available.
+
+use std::fmt;
+
+use quire_kernels::{
+    backend::{CHUNK, KvShape, KvType},
+    plan::StepLimits,
+};
+
+use crate::{
+    config::EngineConfig,
+    model::{Description, scratch_bytes},
+};
+
+/// Most top log-probabilities that a row may ask for.
+const TOP_LOGPROBS: usize = 20;
+/// Logit rows for scoring prompts, beyond one for each sequence, cost at most this much.
+const SCORING_BYTES: usize = 256 << 20;
+const SCORING_ROWS: usize = 64;
+/// By default the cache holds this many of the longest sequences, or this many tokens, whichever is more.
+const FULL_CONTEXTS: usize = 4;
+const LEAST_TOKENS: usize = 65_536;
+/// Share of the free memory that the cache takes at most by default.
+const FREE_SHARE: u64 = 4;
+
+/// Where a worker's memory goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    pub kv_blocks: usize,
+    /// Bytes of one block, all layers.
+    pub block_bytes: usize,
+    /// Tokens of one block.
+    pub block_size: usize,
+    pub kv_type: KvType,
+    /// Longest sequence, in tokens.
+    pub max_context: usize,
+    /// Packed weights.
+    pub weights_bytes: usize,
+    /// Buffers of a step, roughly.
+    pub scratch_bytes: usize,
+    /// What one step may hold.
+    pub limits: StepLimits,
+}
+
+impl MemoryPlan {
+    /// Tokens that the cache holds.
+    #[must_use]
+    pub fn kv_tokens(&self) -> usize {
+        self.kv_blocks.saturating_mul(self.block_size)
+    }
+
+    #[must_use]
+    pub fn kv_bytes(&self) -> usize {
+        self.kv_blocks.saturating_mul(self.block_bytes)
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "KV: {} blocks × {} tokens = {} tokens ({}, {} per token, {}): {} × {}",
+            self.kv_blocks,
+            self.block_size,
+            self.kv_tokens(),
+            self.kv_type.name(),
+            Bytes(self.block_bytes / self.block_size.max(1)),
+            Bytes(self.kv_bytes()),
+            self.kv_tokens() / self.max_context.max(1),
+            self.max_context
+        )
+    }
+}
+
+/// Bytes for people.
+struct Bytes(usize);
+
+impl Bytes {
+    fn of(bytes: u64) -> Self {
+        Self(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+        let mut value = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        let digits = usize::from(value < 100.0 && value.fract() != 0.0);
+        write!(f, "{value:.digits$} {}", UNITS[unit])
+    }
+}
+
+/// Plans the memory of a worker.
+///
+/// `weights_bytes` are those of the weights as stored, a fair guess of what they take packed; `available` is the memory
+/// that everything may take together, if it is known.
+///
+/// # Errors
+/// A sentence that names the setting and the figures.
+pub fn plan_memory(
+    config: &EngineConfig,
+    description: &Description,
+    weights_bytes: usize,
+    available: Option<u64>,
+) -> Result<MemoryPlan, String> {
+    let block_size = config.block_size;
+    if block_size == 0 || !block_size.is_multiple_of(16) || !CHUNK.is_multiple_of(block_size) {
+        return Err(format!("a block size of {block_size} is not 16, 32, 64, 128 or 256"));
+    }
+    if config.max_sequences == 0 || config.max_batched_tokens == 0 {
+        return Err("a step must hold at least one sequence and one token".to_owned());
+    }
+    let shape = KvShape {
+        layers: description.layers,
+        blocks: 1,
+        block_size,
+        kv_heads: description.kv_heads,
+        head_dim: description.head_dim,
+        kv_type: config.kv_type,
+    };
+    let block_bytes = shape.block_bytes();
+    let mut limits = limits(config, description);
+    let scratch_bytes = scratch_bytes(description, &limits);
+    let free = available.map(|bytes| bytes.saturating_sub(weights_bytes as u64).saturating_sub(scratch_bytes as u64));
+    let kv_blocks = kv_blocks(config, description, block_bytes, free)?;
+    let max_context = max_context(config, description, kv_blocks.saturating_mul(block_size), block_bytes)?;
+    limits.blocks_per_sequence = max_context.div_ceil(block_size);
+    Ok(MemoryPlan { kv_blocks, block_bytes, block_size, kv_type: config.kv_type, max_context, weights_bytes, scratch_bytes, limits })
+}
+
+fn limits(config: &EngineConfig, description: &Description) -> StepLimits {
+    let rows = config.max_batched_tokens;
+    let scoring = SCORING_ROWS.min(SCORING_BYTES / (description.vocabulary.max(1) * size_of::<f32>()));
+    StepLimits {
+        rows,
+        sequences: config.max_sequences.min(rows),
+        // One row for each sequence, or more for the scoring of prompts; no more than there are rows.
+        logit_rows: config.max_sequences.max(scoring).min(rows),
+        // Until the context is known.
+        blocks_per_sequence: 0,
+        top_logprobs: TOP_LOGPROBS.min(description.vocabulary),
+    }
+}
+
+fn kv_blocks(config: &EngineConfig, description: &Description, block_bytes: usize, free: Option<u64>) -> Result<usize, String> {
+    let wanted = if config.kv_blocks > 0 {
+        config.kv_blocks
+    } else if config.kv_bytes > 0 {
+        match config.kv_bytes / block_bytes as u64 {
+            0 => return Err(format!("{} bytes for keys and values are less than one block of {block_bytes} bytes", config.kv_bytes)),
+            blocks => usize::try_from(blocks).unwrap_or(usize::MAX),
+        }
+    } else {
+        return default_blocks(config, description, block_bytes, free);
+    };
+    let bytes = (wanted as u64).saturating_mul(block_bytes as u64);
+    match free {
+        Some(free) if bytes > free => Err(format!(
+            "{wanted} KV blocks need {}, but beside the weights only {} are available, enough for {} blocks",
+            Bytes::of(bytes),
+            Bytes::of(free),
+            free / block_bytes as u64
+        )),
+        _ => Ok(wanted),
+    }
+}
+
+/// Enough for a few of the longest sequences, within a share of what is free.
+fn default_blocks(config: &EngineConfig, description: &Description, block_bytes: usize, free: Option<u64>) -> Result<usize, String> {
+    let context = if config.max_context > 0 { config.max_context } else { description.trained_context };
+    let most = context.saturating_mul(config.max_sequences);
+    let tokens = context.saturating_mul(FULL_CONTEXTS).max(LEAST_TOKENS).min(most);
+    let wanted = tokens.div_ceil(config.block_size);
+    let Some(free) = free else { return Ok(wanted) };
+    match usize::try_from(free / FREE_SHARE / block_bytes as u64).unwrap_or(usize::MAX) {
+        0 => Err(format!(
+            "beside the weights {} are available, and a quarter of that is less than one KV block of {}: use a smaller model, or say how many KV blocks to use",
+            Bytes::of(free),
+            Bytes(block_bytes)
+        )),
+        affordable => Ok(wanted.min(affordable)),
+    }
+}
+
+fn max_context(config: &EngineConfig, description: &Description, kv_tokens: usize, block_bytes: usize) -> Result<usize, String> {
+    let (asked, trained) = (config.max_context, description.trained_context);
+    if asked == 0 {
+        return Ok(trained.min(kv_tokens));
+    }
+    if asked > trained {
+        return Err(format!("a context of {asked} tokens is more than the {trained} that the model was trained for"));
+    }
+    if asked > kv_tokens {
+        let blocks = asked.div_ceil(config.block_size);
+        return Err(format!(
+            "a context of {asked} tokens does not fit into the KV memory of {kv_tokens} tokens; it needs {blocks} blocks, {}",
+            Bytes(blocks.saturating_mul(block_bytes))
+        ));
+    }
+    Ok(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use quire_kernels::backend::{Activation, RopeStyle};
+
+    use super::*;
+    use crate::model::description::Rope;
+
+    /// SmolLM2 135M.
+    fn description() -> Description {
+        Description {
+            architecture: "llama".to_owned(),
+            layers: 30,
+            hidden: 576,
+            heads: 9,
+            kv_heads: 3,
+            head_dim: 64,
+            feed_forward: 1536,
+            vocabulary: 49152,
+            trained_context: 8192,
+            norm_epsilon: 1e-5,
+            rope: Rope { style: RopeStyle::Adjacent, dim: 64, base: 1e5, scaling: 1.0, frequency_factors: Vec::new(), magnitude: 1.0 },
+            attention_scale: 0.125,
+            embedding_scale: 1.0,
+            activation: Activation::Silu,
+            tied_output: true,
+        }
+    }
+
+    fn plan(change: impl FnOnce(&mut EngineConfig), available: Option<u64>) -> Result<MemoryPlan, String> {
+        let mut config = EngineConfig::default();
+        change(&mut config);
+        plan_memory(&config, &description(), 100 << 20, available)
+    }
+
+    #[test]
+    fn says_what_it_holds() {
+        let plan = plan(|config| config.kv_blocks = 2048, None).unwrap();
+        assert_eq!(plan.to_string(), "KV: 2048 blocks × 16 tokens = 32768 tokens (f16, 22.5 KiB per token, 720 MiB): 4 × 8192");
+        assert_eq!(plan.limits.blocks_per_sequence, 512);
+        assert_eq!((plan.limits.rows, plan.limits.sequences, plan.limits.logit_rows), (512, 64, 64));
+    }
+
+    #[test]
+    fn blocks_go_before_bytes_go_before_the_default() {
+        let block = 16 * 23040;
+        assert_eq!(plan(|c| (c.kv_blocks, c.kv_bytes) = (700, 10), None).unwrap().kv_blocks, 700);
+        assert_eq!(plan(|c| c.kv_bytes = 600 * block + 1, None).unwrap().kv_blocks, 600);
+        // 4 × 8192 is less than 65536 tokens.
+        assert_eq!(plan(|_| (), None).unwrap().kv_blocks, 4096);
+        assert_eq!(plan(|c| c.max_sequences = 2, None).unwrap().kv_blocks, 1024);
+        // A quarter of what is left beside weights and scratch.
+        let tight = plan(|_| (), Some(1 << 30)).unwrap();
+        let left = (1u64 << 30) - (100 << 20) - tight.scratch_bytes as u64;
+        assert_eq!(tight.kv_blocks as u64, left / 4 / block);
+        assert_eq!(tight.max_context, tight.kv_tokens().min(8192));
+    }
+
+    #[test]
+    fn refuses_what_does_not_fit_and_says_what_would() {
+        let error = plan(|c| (c.kv_blocks, c.max_context) = (10, 161), None).unwrap_err();
+        assert!(error.contains("161") && error.contains("160 tokens") && error.contains("11 blocks"), "{error}");
+        assert_eq!(plan(|c| c.kv_blocks = 10, None).unwrap().max_context, 160);
+        let error = plan(|c| c.kv_blocks = 100_000, Some(4 << 30)).unwrap_err();
+        assert!(error.contains("100000 KV blocks need 34.3 GiB"), "{error}");
+        let error = plan(|c| c.max_context = 8193, None).unwrap_err();
+        assert!(error.contains("8192"), "{error}");
+        for block_size in [0, 8, 48, 512] {
+            assert!(plan(|c| c.block_size = block_size, None).unwrap_err().contains("block size"));
+        }
+        assert!(plan(|_| (), Some(200 << 20)).unwrap_err().contains("available"));
+    }
+}
