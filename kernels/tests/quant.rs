@@ -34,7 +34,11 @@ fn every_type_equals_the_golden_values_to_the_last_bit() {
         assert_eq!(values.len(), golden.len());
         for (i, (value, golden)) in values.iter().zip(&golden).enumerate() {
             // Zeros may differ in sign where a product is subtracted from a product.
-            assert!(value.to_bits() == golden.to_bits() || (*value == 0.0 && *golden == 0.0), "{} value {i}: {value} is not {golden}", tensor_type.name());
+            assert!(
+                value.to_bits() == golden.to_bits() || (*value == 0.0 && *golden == 0.0),
+                "{} value {i}: {value} is not {golden}",
+                tensor_type.name()
+            );
         }
     }
 }

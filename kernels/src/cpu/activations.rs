@@ -177,7 +177,13 @@ impl Activations {
     }
 
     fn fill_with<F>(
-        &mut self, scratch: &mut [f32], pool: &Pool, rows: usize, columns: usize, forms: Forms, row: F,
+        &mut self,
+        scratch: &mut [f32],
+        pool: &Pool,
+        rows: usize,
+        columns: usize,
+        forms: Forms,
+        row: F,
     ) -> Result<(), KernelError>
     where
         F: Fn(usize, &mut [f32]) + Sync,
@@ -379,10 +385,7 @@ unsafe fn quantise_avx2(x: &[f32; ACTIVATION_BLOCK], block: &mut QuantisedBlock)
     // SAFETY: four loads of 8 values from 32.
     let x: [__m256; 4] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(x.as_ptr().add(8 * i)) });
     let magnitude = |x: __m256| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fff_ffff));
-    let largest = _mm256_max_epu32(
-        _mm256_max_epu32(magnitude(x[0]), magnitude(x[1])),
-        _mm256_max_epu32(magnitude(x[2]), magnitude(x[3])),
-    );
+    let largest = _mm256_max_epu32(_mm256_max_epu32(magnitude(x[0]), magnitude(x[1])), _mm256_max_epu32(magnitude(x[2]), magnitude(x[3])));
     let largest = _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256::<1>(largest));
     let largest = _mm_max_epu32(largest, _mm_shuffle_epi32::<0b01_00_11_10>(largest));
     let largest = _mm_max_epu32(largest, _mm_shuffle_epi32::<0b10_11_00_01>(largest));

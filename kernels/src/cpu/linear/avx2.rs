@@ -145,8 +145,7 @@ unsafe fn nibbles<F: Nibbles, const N: usize>(tile: &Tile) {
     let (sub, scale_bytes) = F::PACKING.record();
     let (mask, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
     let mut sums = [[_mm256_setzero_ps(); 2]; N];
-    let (mut record, mut quants, mut q, mut d, mut s, mut negative) =
-        (tile.scales, tile.quants, tile.q, tile.d, tile.s, tile.negative);
+    let (mut record, mut quants, mut q, mut d, mut s, mut negative) = (tile.scales, tile.quants, tile.q, tile.d, tile.s, tile.negative);
     for _ in 0..tile.blocks / sub {
         for j in 0..sub {
             // SAFETY: the pointers advance by a block at a time and there are `blocks` of them.
@@ -295,12 +294,7 @@ unsafe fn six_bit_sums<const N: usize>(quants: *const u8, q: *const i8, half: us
         let mut integers = [[_mm256_setzero_si256(); 2]; N];
         for i in 0..2 {
             let upper = load(quants.add(256 + 64 * half + 32 * i));
-            let shifted = [
-                _mm256_slli_epi16::<4>(upper),
-                _mm256_slli_epi16::<2>(upper),
-                upper,
-                _mm256_srli_epi16::<2>(upper),
-            ];
+            let shifted = [_mm256_slli_epi16::<4>(upper), _mm256_slli_epi16::<2>(upper), upper, _mm256_srli_epi16::<2>(upper)];
             for pair in 0..2 {
                 let mut words = [_mm256_setzero_si256(); N];
                 for k in [2 * pair, 2 * pair + 1] {

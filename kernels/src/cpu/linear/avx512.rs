@@ -208,8 +208,7 @@ unsafe fn four(q: *const i8) -> __m512i {
 unsafe fn whole<F: Whole, const N: usize>(tile: &Tile) {
     let (sub, scale_bytes) = F::PACKING.record();
     let mut sums = [_mm512_setzero_ps(); N];
-    let (mut record, mut quants, mut q, mut d, mut s, mut negative) =
-        (tile.scales, tile.quants, tile.q, tile.d, tile.s, tile.negative);
+    let (mut record, mut quants, mut q, mut d, mut s, mut negative) = (tile.scales, tile.quants, tile.q, tile.d, tile.s, tile.negative);
     for _ in 0..tile.blocks / sub {
         for j in 0..sub {
             // SAFETY: the pointers advance by a block at a time and there are `blocks` of them.
