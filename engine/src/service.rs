@@ -183,7 +183,7 @@ impl worker_server::Worker for WorkerService {
         let bytes = self.artefact(&request.into_inner().hash)?;
         let chunks = (0..bytes.len()).step_by(ARTEFACT_CHUNK).map(move |start| {
             let end = (start + ARTEFACT_CHUNK).min(bytes.len());
-            Ok(ArtefactChunk { data: bytes.slice(start..end).to_vec() })
+            Ok(ArtefactChunk { data: bytes.slice(start..end) })
         });
         Ok(Response::new(stream::iter(chunks).boxed()))
     }
