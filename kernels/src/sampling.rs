@@ -15,7 +15,7 @@ pub const MAX_VOCABULARY: usize = 1 << 19;
 
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 /// ln 2 in two pieces (Cody and Waite): the first has few bits, so that its product with an exponent is exact.
-pub(crate) const LN_2_HIGH: f32 = 0.693_359_4;
+pub(crate) const LN_2_HIGH: f32 = 355.0 / 512.0;
 pub(crate) const LN_2_LOW: f32 = -2.121_944_4e-4;
 /// Adding this rounds to an integer and leaves it in the low bits.
 pub(crate) const ROUND: f32 = 12_582_912.0;

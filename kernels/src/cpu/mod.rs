@@ -1,6 +1,293 @@
-//! CPU.
+//! The CPU backend: every op over a thread pool, dispatched at run time to the instruction set.
+//!
+//! - [`isa`], [`pool`]: which instructions, which threads
+//! - [`activations`], [`linear`]: inputs prepared once per op, weights packed once at load
+//! - `projections`: the ops around a linear; `norm`, `rope`, `activation_kernel`: their parts
+//! - `attention`, `attention_kernel`, `kv`: paged attention and its cache
+//! - `sample`, `sample_kernel`: logits to tokens
+//! - `simd`, `dispatch`: sixteen lanes on any instruction set, and the tables of kernels
+//!
+//! A row's result depends on nothing but the row: not on the batch, the chunk, the threads. It depends on the instruction
+//! set (in rounding), which is part of [`BackendInfo`].
 
+mod activation_kernel;
 pub mod activations;
+mod attention;
+mod attention_kernel;
+mod dispatch;
 pub mod isa;
+mod kv;
 pub mod linear;
+mod memory;
+mod norm;
 pub mod pool;
+mod projections;
+mod rope;
+mod sample;
+mod sample_kernel;
+mod simd;
+
+use std::sync::Arc;
+
+pub use self::{isa::Isa, kv::CpuKv, memory::CpuBuffer};
+
+use self::{
+    activations::Activations,
+    attention::AttentionScratch,
+    dispatch::Kernels,
+    linear::PackedLinear,
+    memory::Shared,
+    pool::{Chunks, Pool},
+    projections::expect_len,
+    sample::SampleScratch,
+};
+use crate::{
+    KernelError,
+    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, Linear, Norm, QkvArgs, WorkspaceShape},
+    inputs::{HostInputs, HostSampled, shape},
+    plan::{StepLimits, StepOutput, StepPlan},
+    quant::TensorView,
+};
+
+/// How the backend runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads, the caller's included; 0: one per physical core that the process may use.
+    pub threads: usize,
+    /// `None`: the highest level that the machine has, or what [`isa::ISA_VARIABLE`] says.
+    pub isa: Option<Isa>,
+}
+
+/// The CPU as a device.
+pub struct CpuBackend {
+    isa: Isa,
+    pool: Arc<Pool>,
+    kernels: &'static Kernels,
+}
+
+/// Scratch of the ops.
+pub struct CpuWorkspace {
+    activations: Activations,
+    /// Rows × widest output: what waits for something else before it is stored.
+    wide: CpuBuffer,
+    /// Keys and values of a row as halves.
+    halves: Vec<u16>,
+    attention: AttentionScratch,
+    /// Per thread.
+    sampling: Vec<SampleScratch>,
+    /// Rows that use the adapter in hand, and their low-rank values. They grow to the largest seen.
+    adapter_rows: Vec<usize>,
+    low: Vec<f32>,
+}
+
+impl CpuBackend {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The machine lacks the instruction set, or threads can't be started.
+    pub fn new(options: CpuOptions) -> Result<Self, KernelError> {
+        let isa = options.isa.map_or_else(Isa::from_environment, Ok)?;
+        if !isa.available() {
+            return Err(KernelError::Unsupported(format!("instruction set {}, which this machine lacks,", isa.name())));
+        }
+        let threads = if options.threads == 0 { pool::default_threads() } else { options.threads };
+        Ok(Self { isa, pool: Arc::new(Pool::new(threads)?), kernels: dispatch::kernels(isa) })
+    }
+
+    /// The instruction set that runs.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn check_heads(op: &'static str, args: &AttentionArgs, kv: &CpuKv, scratch: &AttentionScratch) -> Result<(), KernelError> {
+        let &AttentionArgs { heads, kv_heads, head_dim, .. } = args;
+        shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
+        shape(op, kv_heads > 0 && heads > 0 && heads % kv_heads == 0, || format!("{heads} heads over {kv_heads}"))?;
+        shape(op, scratch.fits(heads / kv_heads, head_dim), || format!("{heads} heads of {head_dim}: more than the workspace was made for"))
+    }
+}
+
+impl Backend for CpuBackend {
+    type Buffer = CpuBuffer;
+    type Linear = PackedLinear;
+    type Kv = CpuKv;
+    type Inputs = HostInputs;
+    type Sampled = HostSampled;
+    type Workspace = CpuWorkspace;
+
+    fn info(&self) -> BackendInfo {
+        BackendInfo { name: "cpu", instruction_set: self.isa.name().into(), threads: self.pool.threads() }
+    }
+
+    fn buffer(&self, len: usize) -> Result<Self::Buffer, KernelError> {
+        CpuBuffer::new("buffer", len)
+    }
+
+    fn buffer_from(&self, data: &[f32]) -> Result<Self::Buffer, KernelError> {
+        let mut buffer = CpuBuffer::new("buffer", data.len())?;
+        buffer.copy_from_slice(data);
+        Ok(buffer)
+    }
+
+    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self::Linear, KernelError> {
+        let columns = parts.first().map_or(0, |part| part.columns);
+        shape("linear", columns > 0, || "no columns".into())?;
+        PackedLinear::pack(self.isa, &self.pool, parts, bias)
+    }
+
+    fn linear_shape(&self, linear: &Self::Linear) -> (usize, usize) {
+        (linear.rows(), linear.columns())
+    }
+
+    fn linear_bytes(&self, linear: &Self::Linear) -> usize {
+        linear.bytes()
+    }
+
+    fn kv(&self, kv_shape: &KvShape) -> Result<Self::Kv, KernelError> {
+        CpuKv::new(kv_shape)
+    }
+
+    fn inputs(&self, limits: &StepLimits, vocabulary: usize) -> Result<Self::Inputs, KernelError> {
+        HostInputs::new(limits, vocabulary)
+    }
+
+    fn sampled(&self, limits: &StepLimits) -> Result<Self::Sampled, KernelError> {
+        Ok(HostSampled::new(limits))
+    }
+
+    fn workspace(&self, shape: &WorkspaceShape) -> Result<Self::Workspace, KernelError> {
+        let (rows, threads) = (shape.limits.rows.max(shape.limits.logit_rows), self.pool.threads());
+        let wide = rows.checked_mul(shape.max_out).ok_or(KernelError::OutOfMemory { what: "workspace", bytes: usize::MAX })?;
+        Ok(CpuWorkspace {
+            activations: Activations::new(self.isa, rows, shape.max_in, threads)?,
+            wide: CpuBuffer::new("workspace", wide)?,
+            halves: vec![0; wide],
+            attention: AttentionScratch::new(shape, threads)?,
+            sampling: (0..threads).map(|_| SampleScratch::new(shape.vocabulary)).collect(),
+            adapter_rows: Vec::new(),
+            low: Vec::new(),
+        })
+    }
+
+    fn upload(&self, plan: &StepPlan, inputs: &mut Self::Inputs) -> Result<(), KernelError> {
+        inputs.load(plan)
+    }
+
+    fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError> {
+        inputs.check_copies(&kv.shape)?;
+        for &(from, to) in &inputs.plan().block_copies {
+            kv.copy(from as usize, to as usize);
+        }
+        Ok(())
+    }
+
+    fn embed(&self, inputs: &Self::Inputs, table: &Self::Linear, sampled: &Self::Sampled, scale: f32, out: &mut Self::Buffer) -> Result<(), KernelError> {
+        let (ids, width) = (&inputs.plan().inputs, table.columns());
+        expect_len("embed", "out", out, ids.len() * width)?;
+        let out = Shared::new(out);
+        self.each_row(ids.len(), |row| {
+            // SAFETY: each row has its own part.
+            let out = unsafe { out.part(row * width, width) };
+            // A row whose token could not be sampled has none: it computes from zeros, and whoever asked is told by its id.
+            match table.gather_row(sampled.resolve(ids[row]) as usize, out) {
+                Ok(()) if scale == 1.0 => {}
+                Ok(()) => out.iter_mut().for_each(|v| *v *= scale),
+                Err(_) => out.fill(0.0),
+            }
+        });
+        Ok(())
+    }
+
+    fn rope_rows(&self, inputs: &Self::Inputs, frequencies: &Self::Buffer, factor: f32, out: &mut Self::Buffer) -> Result<(), KernelError> {
+        let (positions, width) = (&inputs.plan().positions, 2 * frequencies.len());
+        expect_len("rope_rows", "out", out, positions.len() * width)?;
+        let out = Shared::new(out);
+        self.each_row(positions.len(), |row| {
+            // SAFETY: each row has its own part.
+            rope::angles(positions[row], frequencies, factor, unsafe { out.part(row * width, width) });
+        });
+        Ok(())
+    }
+
+    fn qkv_rope_write(
+        &self, inputs: &Self::Inputs, args: &QkvArgs<'_, Self>, hidden: &Self::Buffer, kv: &mut Self::Kv, q: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_qkv(inputs, args, hidden, kv, q, workspace)
+    }
+
+    fn attention(
+        &self, inputs: &Self::Inputs, args: &AttentionArgs, q: &Self::Buffer, kv: &Self::Kv, out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        let (plan, op) = (inputs.plan(), "attention");
+        inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
+        Self::check_heads(op, args, kv, &workspace.attention)?;
+        let values = plan.rows() * args.heads * args.head_dim;
+        expect_len(op, "q", q, values)?;
+        expect_len(op, "out", out, values)?;
+        attention::attention(&self.pool, self.kernels, plan, args, q, kv, out, &mut workspace.attention);
+        Ok(())
+    }
+
+    fn linear_add(
+        &self, inputs: &Self::Inputs, linear: &Linear<'_, Self>, x: &Self::Buffer, residual: &mut Self::Buffer, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_linear_add(inputs, linear, x, residual, workspace)
+    }
+
+    fn gate_up(
+        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, activation: Activation, hidden: &Self::Buffer,
+        out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_gate_up(inputs, norm, linear, activation, hidden, out, workspace)
+    }
+
+    fn logits(
+        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Self::Linear, hidden: &Self::Buffer, logits: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_logits(inputs, norm, linear, hidden, logits, workspace)
+    }
+
+    fn sample(&self, inputs: &Self::Inputs, logits: &mut Self::Buffer, sampled: &mut Self::Sampled, workspace: &mut Self::Workspace) -> Result<(), KernelError> {
+        let (plan, vocabulary) = (inputs.plan(), inputs.vocabulary());
+        let rows = plan.logit_rows.len();
+        expect_len("sample", "logits", logits, rows * vocabulary)?;
+        shape("sample", rows <= sampled.ids.len(), || format!("sampled: {} rows for {rows}", sampled.ids.len()))?;
+        sampled.rows = rows;
+        let stride = sampled.top_stride;
+        let (logits, scratch) = (Shared::new(logits), Shared::new(&mut workspace.sampling));
+        let (ids, logprobs) = (Shared::new(&mut sampled.ids), Shared::new(&mut sampled.logprobs));
+        let (counts, tops) = (Shared::new(&mut sampled.top_counts), Shared::new(&mut sampled.tops));
+        let next = Chunks::new(rows, 1);
+        let run = |thread: usize| {
+            // SAFETY: each thread has its own.
+            let [scratch] = (unsafe { scratch.part(thread, 1) }) else { return };
+            while let Some(range) = next.take() {
+                for row in range {
+                    // SAFETY: each row has its own parts, and is taken once.
+                    let parts = unsafe {
+                        (logits.part(row * vocabulary, vocabulary), ids.part(row, 1), logprobs.part(row, 1), counts.part(row, 1), tops.part(row * stride, stride))
+                    };
+                    let (logits, [id], [logprob], [count], top) = parts else { continue };
+                    // SAFETY: `new` checked the instruction set.
+                    (*id, *logprob, *count) = unsafe { sample::sample(self.kernels, logits, &plan.sampling.row(row, vocabulary), scratch, top) };
+                }
+            }
+        };
+        if rows > 1 { self.pool.run(run) } else { run(0) }
+        Ok(())
+    }
+
+    fn read_sampled(&self, _: &Self::Inputs, sampled: &Self::Sampled, out: &mut StepOutput) -> Result<(), KernelError> {
+        sampled.read(out);
+        Ok(())
+    }
+
+    fn read(&self, buffer: &Self::Buffer, out: &mut [f32]) -> Result<(), KernelError> {
+        expect_len("read", "buffer", buffer, out.len())?;
+        out.copy_from_slice(&buffer[..out.len()]);
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! Attention over a ragged batch: cuts it into tiles, and long contexts of few tiles into runs of pieces, and shares them out.
+//!
+//! How it is cut changes nothing in the results, see [`super::attention_kernel`].
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{
+    attention_kernel::{SUB_KEYS, State, Tile},
+    dispatch::Kernels,
+    kv::CpuKv,
+    memory::{CpuBuffer, Shared},
+    pool::{Chunks, Pool},
+    simd::LANES,
+};
+use crate::{
+    KernelError,
+    backend::{AttentionArgs, CHUNK, KvType, WorkspaceShape},
+    plan::StepPlan,
+};
+
+/// Rows of a tile, unless one token has more heads to a KV head: more reuse of widened keys, but more scratch.
+const TILE_ROWS: usize = 96;
+/// Multiply-adds below which other threads are not worth waking.
+const SMALL: usize = 1 << 17;
+
+/// What one thread computes at a time: some tokens of a sequence, the heads of one KV head, some pieces of the keys.
+#[derive(Clone, Copy)]
+struct Item {
+    sequence: u32,
+    kv_head: u32,
+    first_row: u32,
+    tokens: u32,
+    first_chunk: u32,
+    last_chunk: u32,
+    /// Index of the [`Split`] that this is a part of, or [`WHOLE`].
+    split: u32,
+}
+
+const WHOLE: u32 = u32::MAX;
+
+/// A tile whose pieces several threads compute. The one that finishes last merges them.
+struct Split {
+    /// First piece row in the partial results.
+    base: usize,
+    chunks: usize,
+    unfinished: AtomicU32,
+}
+
+/// Scratch, allocated once.
+pub(super) struct AttentionScratch {
+    items: Vec<Item>,
+    splits: Vec<Split>,
+    threads: CpuBuffer,
+    partial: CpuBuffer,
+    partial_rows: usize,
+    sizes: Sizes,
+}
+
+/// Largest shapes, and the f32 values of one thread's scratch.
+#[derive(Clone, Copy)]
+struct Sizes {
+    rows: usize,
+    head_dim: usize,
+    padded: usize,
+    thread: usize,
+}
+
+impl AttentionScratch {
+    pub(super) fn new(shape: &WorkspaceShape, threads: usize) -> Result<Self, KernelError> {
+        let rows = TILE_ROWS.max(shape.heads);
+        let head_dim = shape.head_dim;
+        let padded = head_dim.next_multiple_of(LANES);
+        let values = rows * (head_dim + CHUNK + 2 * padded + 4) + SUB_KEYS * (head_dim + padded);
+        let thread = values.next_multiple_of(LANES) + 16 * LANES;
+        // Enough to split one sequence of full length: a piece has as many keys as a block or more.
+        let partial_rows = (shape.limits.blocks_per_sequence * shape.heads).max(4 * threads * rows);
+        Ok(Self {
+            items: Vec::with_capacity(shape.limits.sequences * shape.heads + shape.limits.rows),
+            splits: Vec::with_capacity(4 * threads),
+            threads: CpuBuffer::new("attention scratch", threads * thread)?,
+            partial: CpuBuffer::new("attention scratch", partial_rows * (padded + LANES))?,
+            partial_rows,
+            sizes: Sizes { rows, head_dim, padded, thread },
+        })
+    }
+
+    /// Whether heads of this shape fit.
+    pub(super) fn fits(&self, heads_per_kv: usize, head_dim: usize) -> bool {
+        heads_per_kv <= self.sizes.rows && head_dim <= self.sizes.head_dim
+    }
+
+    /// Cuts the batch. Returns the multiply-adds of a head element.
+    fn cut(&mut self, plan: &StepPlan, kv_heads: usize, heads: usize, threads: usize) -> usize {
+        self.items.clear();
+        self.splits.clear();
+        let group = heads / kv_heads;
+        let mut tokens = (TILE_ROWS / group).clamp(1, 32);
+        let tiles = |tokens: usize| {
+            let per_sequence = plan.row_starts.windows(2).map(|w| (w[1] - w[0]) as usize);
+            kv_heads * per_sequence.map(|rows| rows.div_ceil(tokens)).sum::<usize>()
+        };
+        while tokens > 8 && tiles(tokens) < 4 * threads {
+            tokens /= 2;
+        }
+        let count = tiles(tokens);
+        // With few tiles, each is cut at pieces so that all threads have something to do.
+        let wanted = if threads > 1 && count < 3 * threads { (4 * threads).div_ceil(count.max(1)) } else { 1 };
+        let (mut work, mut base) = (0, 0);
+        for (s, w) in plan.row_starts.windows(2).enumerate() {
+            for first_row in (w[0]..w[1]).step_by(tokens) {
+                let n = (w[1] - first_row).min(tokens as u32);
+                let keys = plan.positions[(first_row + n - 1) as usize] as usize + 1;
+                work += keys * n as usize * heads;
+                let chunks = keys.div_ceil(CHUNK);
+                for kv_head in 0..kv_heads as u32 {
+                    let item = Item { sequence: s as u32, kv_head, first_row, tokens: n, first_chunk: 0, last_chunk: chunks as u32, split: WHOLE };
+                    let rows = n as usize * group * chunks;
+                    let parts = wanted.min(chunks);
+                    if parts < 2 || base + rows > self.partial_rows {
+                        self.items.push(item);
+                        continue;
+                    }
+                    let split = self.splits.len() as u32;
+                    self.splits.push(Split { base, chunks, unfinished: AtomicU32::new(parts as u32) });
+                    base += rows;
+                    for part in 0..parts {
+                        let (first_chunk, last_chunk) = ((chunks * part / parts) as u32, (chunks * (part + 1) / parts) as u32);
+                        self.items.push(Item { first_chunk, last_chunk, split, ..item });
+                    }
+                }
+            }
+        }
+        2 * work
+    }
+}
+
+/// Everything that stays the same over one call.
+struct Call<'a> {
+    kernels: &'static Kernels,
+    args: &'a AttentionArgs,
+    plan: &'a StepPlan,
+    kv: &'a CpuKv,
+    q: &'a [f32],
+    out: Shared<f32>,
+    sizes: Sizes,
+    items: &'a [Item],
+    splits: &'a [Split],
+    threads: Shared<f32>,
+    partial: Shared<f32>,
+}
+
+/// Runs attention; shapes have been checked against the plan, the cache and the scratch.
+pub(super) fn attention(
+    pool: &Pool, kernels: &'static Kernels, plan: &StepPlan, args: &AttentionArgs, q: &[f32], kv: &CpuKv, out: &mut [f32], scratch: &mut AttentionScratch,
+) {
+    let work = scratch.cut(plan, args.kv_heads, args.heads, pool.threads()) * args.head_dim;
+    let items = Chunks::new(scratch.items.len(), 1);
+    let call = Call {
+        kernels,
+        args,
+        plan,
+        kv,
+        q,
+        out: Shared::new(out),
+        sizes: scratch.sizes,
+        items: &scratch.items,
+        splits: &scratch.splits,
+        threads: Shared::new(&mut scratch.threads),
+        partial: Shared::new(&mut scratch.partial),
+    };
+    let run = |thread: usize| {
+        while let Some(range) = items.take() {
+            // Later tiles see more keys: large ones first leave small ones to fill the end.
+            for index in range {
+                call.item(&call.items[call.items.len() - 1 - index], thread);
+            }
+        }
+    };
+    if work < SMALL { run(0) } else { pool.run(run) }
+}
+
+/// Consecutive parts of one thread's scratch.
+struct Carver<'a> {
+    rest: &'a mut [f32],
+}
+
+impl Carver<'_> {
+    fn take(&mut self, len: usize) -> *mut f32 {
+        let len = len.next_multiple_of(LANES);
+        let rest = std::mem::take(&mut self.rest);
+        let (part, rest) = rest.split_at_mut(len.min(rest.len()));
+        self.rest = rest;
+        part.as_mut_ptr()
+    }
+}
+
+impl Call<'_> {
+    fn item(&self, item: &Item, thread: usize) {
+        let tile = self.tile(item, thread);
+        if item.split == WHOLE {
+            // SAFETY: `tile` is valid, see there; the backend checked the instruction set.
+            unsafe { (self.kernels.clear)(&tile) };
+            for chunk in 0..item.last_chunk as usize {
+                self.attend(&tile, chunk);
+                // SAFETY: as above.
+                unsafe { (self.kernels.merge)(&tile, &tile.piece, chunk) };
+            }
+            self.finish(&tile, item);
+            return;
+        }
+        let split = &self.splits[item.split as usize];
+        for chunk in item.first_chunk as usize..item.last_chunk as usize {
+            self.attend(&Tile { piece: self.part(split, &tile, chunk), ..tile }, chunk);
+        }
+        // Release what this thread wrote, acquire what the others did.
+        if split.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: as above.
+            unsafe { (self.kernels.clear)(&tile) };
+            for chunk in 0..split.chunks {
+                // SAFETY: as above; all pieces are written.
+                unsafe { (self.kernels.merge)(&tile, &self.part(split, &tile, chunk), chunk) };
+            }
+            self.finish(&tile, item);
+        }
+    }
+
+    fn attend(&self, tile: &Tile, chunk: usize) {
+        // SAFETY: as in `item`; the element type is the cache's.
+        match self.kv.shape.kv_type {
+            KvType::F32 => unsafe { (self.kernels.attend_f32)(tile, chunk) },
+            // SAFETY: as above.
+            KvType::F16 => unsafe { (self.kernels.attend_f16)(tile, chunk) },
+        }
+    }
+
+    fn finish(&self, tile: &Tile, item: &Item) {
+        let width = self.args.heads * self.args.head_dim;
+        let start = item.first_row as usize * width + item.kv_head as usize * tile.heads * self.args.head_dim;
+        // A pointer, not a slice: heads of other tiles lie between this tile's.
+        // SAFETY: rows and heads of this tile lie inside `out` (its length was checked), and no other tile writes them.
+        unsafe { (self.kernels.finish)(tile, self.out.at(start), width) };
+    }
+
+    /// Where piece `chunk` of a split tile goes.
+    fn part(&self, split: &Split, tile: &Tile, chunk: usize) -> State {
+        let stride = self.sizes.padded + LANES;
+        let start = (split.base + chunk * tile.rows) * stride;
+        // SAFETY: `cut` gave this split as many rows as this; each piece is written by one thread and read after all are done.
+        let values = unsafe { self.partial.part(start, tile.rows * stride) }.as_mut_ptr();
+        // SAFETY: rows · padded values, then maxima and sums: together less than rows · stride.
+        unsafe { State { values, max: values.add(tile.rows * tile.padded), sum: values.add(tile.rows * (tile.padded + 1)) } }
+    }
+
+    /// The tile of an item, with its queries gathered into this thread's scratch.
+    fn tile(&self, item: &Item, thread: usize) -> Tile {
+        let AttentionArgs { heads, kv_heads, head_dim, scale, group, layer } = *self.args;
+        let (per_kv, layout) = (heads / kv_heads, &self.kv.layout);
+        let rows = item.tokens as usize * per_kv;
+        let padded = layout.padded;
+        // SAFETY: each thread has its own part.
+        let mut carver = Carver { rest: unsafe { self.threads.part(thread * self.sizes.thread, self.sizes.thread) } };
+        let q = carver.take(rows * head_dim);
+        for token in 0..item.tokens as usize {
+            let from = (item.first_row as usize + token) * heads * head_dim + item.kv_head as usize * per_kv * head_dim;
+            let from = &self.q[from..from + per_kv * head_dim];
+            // SAFETY: rows · head_dim values were taken.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), q.add(token * per_kv * head_dim), from.len()) };
+        }
+        let mut state = || State { values: carver.take(rows * padded), max: carver.take(rows), sum: carver.take(rows) };
+        let (piece, total) = (state(), state());
+        let tables = &self.plan.groups[group];
+        let table = &tables.block_tables[item.sequence as usize * tables.stride..];
+        let bytes = self.kv.shape.kv_type.bytes();
+        Tile {
+            q,
+            rows,
+            heads: per_kv,
+            first_limit: self.plan.positions[item.first_row as usize] as usize + 1,
+            head_dim,
+            padded,
+            block_size: self.kv.shape.block_size,
+            scale,
+            // SAFETY: the layer and the head exist (checked by the caller).
+            base: unsafe { self.kv.layer(layer).add(item.kv_head as usize * layout.unit * bytes) },
+            block: layout.block,
+            keys: layout.keys,
+            table: table.as_ptr(),
+            scores: carver.take(rows * CHUNK),
+            wide_keys: carver.take(head_dim * SUB_KEYS),
+            wide_values: carver.take(padded * SUB_KEYS),
+            piece,
+            total,
+        }
+    }
+}
