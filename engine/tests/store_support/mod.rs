@@ -149,7 +149,11 @@ impl Folder {
     pub fn files(&self) -> Vec<String> {
         fn walk(folder: &Path, found: &mut Vec<String>) {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-                if entry.path().is_dir() { walk(&entry.path(), found) } else { found.push(entry.file_name().to_string_lossy().into_owned()) }
+                if entry.path().is_dir() {
+                    walk(&entry.path(), found)
+                } else {
+                    found.push(entry.file_name().to_string_lossy().into_owned())
+                }
             }
         }
         let mut found = Vec::new();
