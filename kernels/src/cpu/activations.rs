@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    isa::Isa,
+    isa::{Isa, matrix_tiles},
     pool::{Pool, split},
 };
 use crate::{
@@ -16,7 +16,9 @@ use crate::{
 };
 
 /// Rows that any kernel computes together at most.
-pub(super) const MAX_TILE: usize = 8;
+pub(super) const MAX_TILE: usize = 16;
+/// Rows of a quantised tile from which on the matrix unit, if there is one, is faster than vectors.
+pub(super) const MATRIX_ROWS: usize = 8;
 
 /// Which forms of the activations the weights read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,12 +67,13 @@ impl Tiling {
 }
 
 /// Rows that a kernel computes together at most: what fits the registers.
-fn widest(isa: Isa, float: bool) -> usize {
+fn widest(isa: Isa, float: bool, rows: usize) -> usize {
     match (isa, float) {
         (Isa::Portable, _) => 4,
         (Isa::Avx2, false) => 4,
         (Isa::Avx2, true) => 3,
-        (Isa::Avx512Vnni, _) => MAX_TILE,
+        (Isa::Avx512Vnni, false) if rows >= MATRIX_ROWS && matrix_tiles() => MAX_TILE,
+        (Isa::Avx512Vnni, _) => 8,
     }
 }
 
@@ -118,7 +121,8 @@ impl Activations {
             forms: Forms::default(),
             quantised_tiling: Tiling::default(),
             float_tiling: Tiling::default(),
-            q: vec![0; values],
+            // The matrix unit reads 16 rows whatever the width of the last tile.
+            q: vec![0; values + MAX_TILE * ACTIVATION_BLOCK],
             d: vec![0.0; blocks],
             s: vec![0.0; blocks],
             negative: vec![0; blocks],
@@ -142,8 +146,8 @@ impl Activations {
         }
         self.columns = columns;
         self.forms = forms;
-        self.quantised_tiling = Tiling::new(rows, widest(self.isa, false));
-        self.float_tiling = Tiling::new(rows, widest(self.isa, true));
+        self.quantised_tiling = Tiling::new(rows, widest(self.isa, false, rows));
+        self.float_tiling = Tiling::new(rows, widest(self.isa, true, rows));
         Ok(RowWriter {
             isa: self.isa,
             rows,

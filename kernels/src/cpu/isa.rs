@@ -91,6 +91,37 @@ impl Isa {
     }
 }
 
+/// Turns the matrix unit off: `off`. Results don't change, only speed.
+pub const AMX_VARIABLE: &str = "QUIRE_CPU_AMX";
+
+/// May this process use AMX tiles of bytes? A faster way to the same bits at the level [`Isa::Avx512Vnni`]. Asks the system for
+/// permission at the first call, which holds for all threads.
+#[must_use]
+pub fn matrix_tiles() -> bool {
+    static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ALLOWED.get_or_init(|| std::env::var_os(AMX_VARIABLE).is_none_or(|value| value != "off") && ask_for_tiles())
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn ask_for_tiles() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    /// From the kernel's interface: ask for a processor state, here number 18, tile data.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    if !Isa::Avx512Vnni.available() || __cpuid(0).eax < 7 {
+        return false;
+    }
+    // AMX-TILE and AMX-INT8.
+    let has = __cpuid_count(7, 0).edx >> 24 & 3 == 3;
+    // SAFETY: changes nothing but what this process may use; an older system refuses.
+    has && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+fn ask_for_tiles() -> bool {
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -178,7 +178,7 @@ unsafe fn nibbles<F: Nibbles, const N: usize>(tile: &Tile) {
                     }
                 }
                 quants = quants.add(F::PACKING.quant_bytes());
-                (q, d, s, negative) = (q.add(32 * N), d.add(N), s.add(N), negative.add(N));
+                (q, d, s, negative) = (q.add(32 * tile.stride), d.add(tile.stride), s.add(tile.stride), negative.add(tile.stride));
             }
         }
         // SAFETY: as above.
@@ -233,7 +233,7 @@ unsafe fn bytes<const N: usize>(tile: &Tile) {
             }
             quants = quants.add(Packing::Q8_0.quant_bytes());
             record = record.add(scale_bytes);
-            (q, d) = (q.add(32 * N), d.add(N));
+            (q, d) = (q.add(32 * tile.stride), d.add(tile.stride));
         }
     }
     // SAFETY: there is room for N × 16 values.
@@ -275,7 +275,7 @@ unsafe fn six_bits<const N: usize>(tile: &Tile) {
                     }
                 }
                 quants = quants.add(Packing::Q6_K.quant_bytes());
-                (q, d, negative) = (q.add(32 * N), d.add(N), negative.add(N));
+                (q, d, negative) = (q.add(32 * tile.stride), d.add(tile.stride), negative.add(tile.stride));
             }
         }
         // SAFETY: as above.

@@ -46,10 +46,12 @@ pick!(pick_six_bits, six_bits);
 
 /// Packings with one scale per row and 32 columns. Methods are safe to call on a machine with AVX-512 VNNI with pointers as
 /// `layout` says; they are inlined into functions that enable it.
-trait Whole {
+pub(super) trait Whole {
     const PACKING: Packing;
     /// Values are d·q + m, not d·q.
     const OFFSET: bool;
+    /// What [`Whole::values`] adds to the signed values.
+    const ZERO: i8;
     /// Scale and offset of block `j` of a record.
     unsafe fn scales(record: *const u8, j: usize) -> (__m512, __m512);
     /// Words 0 to 7 of 32 columns, as unsigned bytes.
@@ -58,10 +60,10 @@ trait Whole {
     unsafe fn start(negative: *const i32) -> __m512i;
 }
 
-struct Q4_0;
-struct Q4_1;
-struct Q8_0;
-struct Q4K;
+pub(super) struct Q4_0;
+pub(super) struct Q4_1;
+pub(super) struct Q8_0;
+pub(super) struct Q4K;
 
 #[inline(always)]
 unsafe fn load(at: *const u8) -> __m512i {
@@ -107,6 +109,7 @@ unsafe fn nibbles(quants: *const u8) -> [__m512i; 8] {
 impl Whole for Q4_0 {
     const PACKING: Packing = Packing::Q4_0;
     const OFFSET: bool = false;
+    const ZERO: i8 = 8;
     #[inline(always)]
     unsafe fn scales(record: *const u8, _: usize) -> (__m512, __m512) {
         // SAFETY: see above.
@@ -127,6 +130,7 @@ impl Whole for Q4_0 {
 impl Whole for Q4_1 {
     const PACKING: Packing = Packing::Q4_1;
     const OFFSET: bool = true;
+    const ZERO: i8 = 0;
     #[inline(always)]
     unsafe fn scales(record: *const u8, _: usize) -> (__m512, __m512) {
         // SAFETY: see above.
@@ -147,6 +151,7 @@ impl Whole for Q4_1 {
 impl Whole for Q4K {
     const PACKING: Packing = Packing::Q4_K;
     const OFFSET: bool = true;
+    const ZERO: i8 = 0;
     #[inline(always)]
     unsafe fn scales(record: *const u8, j: usize) -> (__m512, __m512) {
         // SAFETY: see above.
@@ -172,6 +177,7 @@ impl Whole for Q4K {
 impl Whole for Q8_0 {
     const PACKING: Packing = Packing::Q8_0;
     const OFFSET: bool = false;
+    const ZERO: i8 = -128;
     #[inline(always)]
     unsafe fn scales(record: *const u8, _: usize) -> (__m512, __m512) {
         // SAFETY: see above.
@@ -232,7 +238,7 @@ unsafe fn whole<F: Whole, const N: usize>(tile: &Tile) {
                     }
                 }
                 quants = quants.add(F::PACKING.quant_bytes());
-                (q, d, s, negative) = (q.add(32 * N), d.add(N), s.add(N), negative.add(N));
+                (q, d, s, negative) = (q.add(32 * tile.stride), d.add(tile.stride), s.add(tile.stride), negative.add(tile.stride));
             }
         }
         // SAFETY: as above.
@@ -243,7 +249,7 @@ unsafe fn whole<F: Whole, const N: usize>(tile: &Tile) {
 }
 
 #[inline(always)]
-unsafe fn store<const N: usize>(sums: &[__m512; N], out: *mut f32) {
+pub(super) unsafe fn store<const N: usize>(sums: &[__m512; N], out: *mut f32) {
     for (c, &sum) in sums.iter().enumerate() {
         // SAFETY: the caller's pointer holds N × 16 values.
         unsafe { _mm512_storeu_ps(out.add(LANES * c), sum) };
@@ -310,7 +316,7 @@ unsafe fn six_bits<const N: usize>(tile: &Tile) {
                     sums[c] = _mm512_fmadd_ps(_mm512_mul_ps(scale, _mm512_set1_ps(*d.add(c))), exact[c], sums[c]);
                 }
                 quants = quants.add(Packing::Q6_K.quant_bytes());
-                (q, d, negative) = (q.add(32 * N), d.add(N), negative.add(N));
+                (q, d, negative) = (q.add(32 * tile.stride), d.add(tile.stride), negative.add(tile.stride));
             }
         }
         // SAFETY: as above.

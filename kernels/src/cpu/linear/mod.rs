@@ -2,11 +2,13 @@
 //!
 //! - [`layout`]: the packed bytes; [`memory`]: where they lie
 //! - [`tile`]: what a micro-kernel gets, and the arithmetic that all of them share
-//! - [`portable`], `avx2`, `avx512`: the micro-kernels
+//! - [`portable`], `avx2`, `avx512`: the micro-kernels; `amx`: a faster way for many rows to the bits of `avx512`
 //!
 //! Owns one copy of the weights that every batch size reads. Never decides who computes what: callers hand out groups of
 //! rows to threads. An output does not depend on how they do, nor on how many activation rows there are.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -26,8 +28,8 @@ use self::{
     tile::{Kernel, Tile},
 };
 use super::{
-    activations::{Activations, Forms, MAX_TILE},
-    isa::Isa,
+    activations::{Activations, Forms, MATRIX_ROWS, MAX_TILE},
+    isa::{Isa, matrix_tiles},
     pool::{Chunks, Pool},
 };
 use crate::{
@@ -37,6 +39,8 @@ use crate::{
 
 /// Groups packed at a time by one thread.
 const PACK_CHUNK: usize = 8;
+/// Activation rows that a micro-kernel computes together at most.
+const WIDEST_KERNEL: usize = 8;
 
 /// A weight matrix, out × in: the rows of its parts one below the other.
 pub struct PackedLinear {
@@ -60,7 +64,9 @@ struct Segment {
     scale_bytes: usize,
     memory: Memory,
     /// By width of the tile, from 1 on.
-    kernels: [Kernel; MAX_TILE],
+    kernels: [Kernel; WIDEST_KERNEL],
+    /// Many rows go through the matrix unit.
+    matrix: bool,
 }
 
 impl PackedLinear {
@@ -165,23 +171,21 @@ impl PackedLinear {
         if groups.end > self.groups {
             return Err(shape(format!("groups {groups:?} of {}", self.groups)));
         }
+        let matrix = Matrix::begin(activations, || self.segments.iter().any(|segment| segment.matrix));
         let mut results = Results([0.0; MAX_TILE * LANES]);
         for group in groups {
             let Some(segment) = self.segment(group) else { continue };
             let rows = segment.group_rows(group);
             let bias = self.bias.as_ref().map(|bias| &bias[rows.clone()]);
-            let tiling = activations.tiling(segment.packing.is_float());
-            for tile in 0..tiling.tiles() {
-                let (start, end) = (tiling.start(tile), tiling.start(tile + 1));
-                segment.multiply(group, activations, start, end - start, &mut results);
-                for (c, values) in results.0.as_chunks_mut::<LANES>().0[..end - start].iter_mut().enumerate() {
+            segment.multiply(group - segment.first_group, activations, &matrix, &mut results, |start, results| {
+                for (c, values) in results.iter_mut().enumerate() {
                     let values = &mut values[..rows.len()];
                     if let Some(bias) = bias {
                         values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
                     }
                     sink(start + c, rows.start, values);
                 }
-            }
+            });
         }
         Ok(())
     }
@@ -220,6 +224,7 @@ impl Segment {
             scale_bytes: packing.scale_bytes(part.columns),
             memory,
             kernels: std::array::from_fn(|i| kernel(isa, packing, i + 1)),
+            matrix: isa == Isa::Avx512Vnni && supports_matrix(packing) && matrix_tiles(),
         })
     }
 
@@ -233,28 +238,75 @@ impl Segment {
         self.memory.bytes()[local * self.group_bytes..][..self.group_bytes].split_at(self.scale_bytes)
     }
 
-    /// Runs the micro-kernel on one group (counted over all parts) and one tile.
-    fn multiply(&self, group: usize, activations: &Activations, row: usize, width: usize, results: &mut Results) {
-        let (scales, quants) = self.group(group - self.first_group);
-        let blocks = self.packing.blocks(activations.columns());
-        let quantised = activations.quantised_tile(row);
-        let tile = Tile {
-            packing: self.packing,
-            width,
-            scales: scales.as_ptr(),
-            quants: quants.as_ptr(),
-            blocks,
-            q: quantised.q.as_ptr(),
-            d: quantised.d.as_ptr(),
-            s: quantised.s.as_ptr(),
-            negative: quantised.negative.as_ptr(),
-            negative_halves: quantised.negative_halves.as_ptr(),
-            x: activations.float_tile(row).as_ptr(),
-            out: results.0.as_mut_ptr(),
+    /// Multiplies the part's group `local` with all activations, a tile at a time: `done(first row, outputs)`.
+    fn multiply<D>(&self, local: usize, activations: &Activations, matrix: &Matrix, results: &mut Results, mut done: D)
+    where
+        D: FnMut(usize, &mut [[f32; LANES]]),
+    {
+        let (scales, quants) = self.group(local);
+        let tiling = activations.tiling(self.packing.is_float());
+        let mut each_tile = |run: &mut dyn FnMut(&Tile)| {
+            for tile in 0..tiling.tiles() {
+                let (start, end) = (tiling.start(tile), tiling.start(tile + 1));
+                let quantised = activations.quantised_tile(start);
+                run(&Tile {
+                    packing: self.packing,
+                    width: end - start,
+                    stride: end - start,
+                    scales: scales.as_ptr(),
+                    quants: quants.as_ptr(),
+                    blocks: self.packing.blocks(activations.columns()),
+                    q: quantised.q.as_ptr(),
+                    d: quantised.d.as_ptr(),
+                    s: quantised.s.as_ptr(),
+                    negative: quantised.negative.as_ptr(),
+                    negative_halves: quantised.negative_halves.as_ptr(),
+                    x: activations.float_tile(start).as_ptr(),
+                    out: results.0.as_mut_ptr(),
+                });
+                done(start, &mut results.0.as_chunks_mut::<LANES>().0[..end - start]);
+            }
         };
-        // SAFETY: `pack` checked that the machine has the instruction set. The group holds `blocks` blocks of this packing;
-        // `matmul` checked that the activations hold as many columns, in this form and tiling; results hold the widest tile.
-        unsafe { self.kernels[width - 1](&tile) };
+        // SAFETY of both ways: `pack` checked that the machine has the instruction set. The group holds as many blocks of this
+        // packing as the tile says; `matmul` checked that the activations hold as many columns, in this form and tiling;
+        // results hold the widest tile.
+        #[cfg(target_arch = "x86_64")]
+        if self.matrix && matrix.0.is_some() {
+            let blocks = self.packing.blocks(activations.columns());
+            // SAFETY: see above; a session lives, and activations have room for 16 rows behind the last block.
+            let with_panel = |panel: &[amx::PanelBlock]| each_tile(&mut |tile| unsafe { amx::multiply(panel, tile) });
+            // SAFETY: see above.
+            unsafe { amx::with_panel(self.packing, scales, quants, blocks, with_panel) };
+            return;
+        }
+        let _ = matrix;
+        // SAFETY: see above; `run_kernels` cuts tiles to the width that kernels have.
+        each_tile(&mut |tile| unsafe { self.run_kernels(tile) });
+    }
+
+    /// Runs micro-kernels over a tile of any width.
+    ///
+    /// # Safety
+    /// As [`Kernel`].
+    unsafe fn run_kernels(&self, tile: &Tile) {
+        let parts = tile.width.div_ceil(WIDEST_KERNEL);
+        for part in 0..parts {
+            let (start, end) = (tile.width * part / parts, tile.width * (part + 1) / parts);
+            // SAFETY: rows start .. end lie side by side in each block of the tile, and so do their results.
+            unsafe {
+                let part = Tile {
+                    width: end - start,
+                    q: tile.q.add(ACTIVATION_BLOCK * start),
+                    d: tile.d.add(start),
+                    s: tile.s.add(start),
+                    negative: tile.negative.add(start),
+                    negative_halves: tile.negative_halves.add(start),
+                    out: tile.out.add(LANES * start),
+                    ..*tile
+                };
+                self.kernels[end - start - 1](&part);
+            }
+        }
     }
 
     fn gather_row(&self, row: usize, out: &mut [f32]) {
@@ -275,6 +327,33 @@ impl Segment {
             }
         }
     }
+}
+
+/// The matrix unit, configured on this thread while this lives; None where it isn't used.
+#[cfg(target_arch = "x86_64")]
+struct Matrix(Option<amx::Session>);
+#[cfg(not(target_arch = "x86_64"))]
+struct Matrix;
+
+impl Matrix {
+    /// For activations with enough rows, if `wanted` by a part.
+    #[cfg(target_arch = "x86_64")]
+    fn begin(activations: &Activations, wanted: impl FnOnce() -> bool) -> Self {
+        // SAFETY: parts want it only where it may be used.
+        Self((activations.rows() >= MATRIX_ROWS && wanted()).then(|| unsafe { amx::Session::begin() }))
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn begin(_: &Activations, _: impl FnOnce() -> bool) -> Self {
+        Self
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+use amx::supports as supports_matrix;
+#[cfg(not(target_arch = "x86_64"))]
+fn supports_matrix(_: Packing) -> bool {
+    false
 }
 
 fn kernel(isa: Isa, packing: Packing, width: usize) -> Kernel {

@@ -92,23 +92,23 @@ pub(super) fn floats(packing: Packing, quants: &[u8], column: usize) -> [f32; LA
 /// # Safety
 /// As [`super::tile::Kernel`].
 pub(super) unsafe fn quantised(tile: &Tile) {
-    let (width, blocks, packing) = (tile.width.min(MAX_TILE), tile.blocks, tile.packing);
+    let (width, stride, blocks, packing) = (tile.width.min(MAX_TILE), tile.stride, tile.blocks, tile.packing);
     let (sub, scale_bytes) = packing.record();
     // SAFETY: the caller says that the pointers hold a group and a tile of this packing, width and number of blocks.
     let (scales, quants, q, d, s) = unsafe {
         (
             std::slice::from_raw_parts(tile.scales, blocks / sub * scale_bytes),
             std::slice::from_raw_parts(tile.quants, blocks * packing.quant_bytes()),
-            std::slice::from_raw_parts(tile.q, blocks * width * 32),
-            std::slice::from_raw_parts(tile.d, blocks * width),
-            std::slice::from_raw_parts(tile.s, blocks * width),
+            std::slice::from_raw_parts(tile.q, (blocks.saturating_sub(1) * stride + width) * 32),
+            std::slice::from_raw_parts(tile.d, blocks.saturating_sub(1) * stride + width),
+            std::slice::from_raw_parts(tile.s, blocks.saturating_sub(1) * stride + width),
         )
     };
     let mut sums = [[0.0_f32; LANES]; MAX_TILE];
     for b in 0..blocks {
         let block = decode(packing, scales, quants, b);
         for (c, sums) in sums[..width].iter_mut().enumerate() {
-            let at = b * width + c;
+            let at = b * stride + c;
             let parts = integer_sums(&block, &q[at * 32..][..32]);
             for lane in 0..LANES {
                 let sum = parts[0][lane] * block.halves[0][lane] + parts[1][lane] * block.halves[1][lane];

@@ -154,7 +154,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Integer sums are exact and the fused steps are the same, so vector levels agree to the last bit.
+/// Integer sums are exact and the fused steps are the same, so vector levels, and the matrix unit, agree to the last bit.
 #[test]
 fn vector_levels_agree() {
     if !Isa::Avx512Vnni.available() {
@@ -167,10 +167,10 @@ fn vector_levels_agree() {
         let columns = columns_of(tensor_type, 3);
         let data = weights(tensor_type, 48, columns, &mut random);
         let part = TensorView { tensor_type, rows: 48, columns, data: &data };
-        let x = inputs(5, columns, &mut random);
+        let x = inputs(21, columns, &mut random);
         let [narrow, wide] = [Isa::Avx2, Isa::Avx512Vnni].map(|isa| {
             let linear = PackedLinear::pack(isa, &pool, &[part], None).unwrap();
-            bits(&product(&linear, 0..linear.groups(), 5, &x))
+            bits(&product(&linear, 0..linear.groups(), 21, &x))
         });
         assert_eq!(narrow, wide, "{tensor_type:?}");
     }

@@ -10,8 +10,10 @@ use super::layout::Packing;
 /// Pointers into a group and a tile (see `layout` and `Activations` for the order of what they point to).
 pub(super) struct Tile {
     pub(super) packing: Packing,
-    /// Activation rows.
+    /// Activation rows to compute.
     pub(super) width: usize,
+    /// Activation rows that lie side by side: from a block to the next. Float kernels take it to be the width.
+    pub(super) stride: usize,
     pub(super) scales: *const u8,
     pub(super) quants: *const u8,
     /// Blocks of 32 columns; pairs of columns for floats.
