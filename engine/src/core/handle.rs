@@ -18,7 +18,7 @@ use crate::{
     cache::{GroupKind, GroupSpec},
     config::EngineConfig,
     model::ModelCard,
-    runner::Executor,
+    runner::{Executor, MemoryPlan},
     scheduler::{Scheduler, SchedulerConfig},
     telemetry::EngineMetrics,
 };
@@ -32,6 +32,12 @@ pub struct KvFigures {
     pub blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
+}
+
+impl From<&MemoryPlan> for KvFigures {
+    fn from(plan: &MemoryPlan) -> Self {
+        Self { blocks: plan.kv.blocks, block_size: plan.kv.block_size }
+    }
 }
 
 /// What the engine is doing. True at the moment of the call, waiting requests included that no step has seen yet.
@@ -48,6 +54,8 @@ pub struct Load {
     pub kv_blocks_total: usize,
     /// Steps run so far.
     pub steps: u64,
+    /// Sequences that lost their KV blocks to others, so far.
+    pub preemptions: u64,
     /// Since the last step ended, or since work appeared; zero while idle.
     pub step_age: Duration,
     pub draining: bool,

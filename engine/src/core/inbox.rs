@@ -35,13 +35,23 @@ pub(crate) struct QueueLimits {
     pub waiting_tokens: usize,
 }
 
+/// What the step thread has, after a round of its loop.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    /// Sequences that hold KV blocks.
+    pub running: usize,
+    pub kv_used: usize,
+    /// Since the start.
+    pub preemptions: u64,
+    /// Since the start.
+    pub steps: u64,
+}
+
 /// Requests that are in the engine, the inbox included.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Live {
     pub requests: usize,
     pub sequences: usize,
-    /// Sequences of `sequences` that hold KV blocks.
-    pub running: usize,
     /// Prompt tokens of sequences that were never admitted to the KV memory.
     pub waiting_tokens: usize,
 }
@@ -53,9 +63,8 @@ struct State {
     draining: bool,
     stopping: bool,
     dead: bool,
-    kv_used: usize,
+    figures: Figures,
     kv_total: usize,
-    steps: u64,
     /// When work last appeared or a step last ended.
     progress: Instant,
 }
@@ -78,9 +87,8 @@ impl Inbox {
             draining: false,
             stopping: false,
             dead: false,
-            kv_used: 0,
+            figures: Figures::default(),
             kv_total,
-            steps: 0,
             progress: Instant::now(),
         };
         Self { state: Mutex::new(state), wake: Condvar::new(), idle: Notify::new(), limits, metrics }
@@ -147,19 +155,17 @@ impl Inbox {
     }
 
     /// Records what a round of the step loop changed.
-    pub fn report(&self, gone: Live, running: usize, kv_used: usize, stepped: bool) {
+    pub fn report(&self, gone: Live, figures: Figures) {
         let mut state = self.state.lock();
         let live = &mut state.live;
         live.requests -= gone.requests.min(live.requests);
         live.sequences -= gone.sequences.min(live.sequences);
         live.waiting_tokens -= gone.waiting_tokens.min(live.waiting_tokens);
-        live.running = running;
         let idle = live.requests == 0;
-        state.kv_used = kv_used;
-        if stepped {
-            state.steps += 1;
+        if figures.steps > state.figures.steps {
             state.progress = Instant::now();
         }
+        state.figures = figures;
         self.publish(&state);
         drop(state);
         if idle && gone.requests > 0 {
@@ -168,21 +174,22 @@ impl Inbox {
     }
 
     fn publish(&self, state: &MutexGuard<'_, State>) {
-        let waiting = state.live.sequences - state.live.running.min(state.live.sequences);
-        self.metrics.set_load(state.live.running, waiting, state.kv_used, state.kv_total);
+        let Figures { running, kv_used, .. } = state.figures;
+        self.metrics.set_load(running, state.live.sequences.saturating_sub(running), kv_used, state.kv_total);
     }
 
     pub fn load(&self) -> Load {
         let state = self.state.lock();
-        let live = state.live;
+        let (live, figures) = (state.live, state.figures);
         Load {
-            running: live.running,
-            waiting: live.sequences - live.running.min(live.sequences),
+            running: figures.running,
+            waiting: live.sequences.saturating_sub(figures.running),
             waiting_prompt_tokens: live.waiting_tokens,
             requests: live.requests,
-            kv_blocks_used: state.kv_used,
+            kv_blocks_used: figures.kv_used,
             kv_blocks_total: state.kv_total,
-            steps: state.steps,
+            steps: figures.steps,
+            preemptions: figures.preemptions,
             step_age: if live.requests > 0 { state.progress.elapsed() } else { Duration::ZERO },
             draining: state.draining,
             alive: !state.dead,
@@ -220,7 +227,8 @@ impl Inbox {
         let mut state = self.state.lock();
         state.dead = true;
         state.live = Live::default();
-        state.kv_used = 0;
+        state.figures.running = 0;
+        state.figures.kv_used = 0;
         let commands = std::mem::take(&mut state.commands);
         self.publish(&state);
         drop(state);

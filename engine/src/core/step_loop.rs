@@ -14,7 +14,7 @@ use super::{
     admission::{NewChoice, NewRequest},
     emit::{self, Choice, Choices, Request, Requests},
     fill::fill,
-    inbox::{Command, Inbox, RequestKey},
+    inbox::{Command, Figures, Inbox, RequestKey},
 };
 use crate::{
     cache::CacheChanges,
@@ -46,6 +46,7 @@ pub(crate) struct StepLoop {
     next_arrival: u64,
     subscribers: Vec<mpsc::Sender<CacheEventBatch>>,
     counted: Counters,
+    steps: u64,
     // Reused from step to step.
     commands: Vec<Command>,
     plan: Plan,
@@ -79,6 +80,7 @@ impl StepLoop {
             next_arrival: 0,
             subscribers: Vec::new(),
             counted: Counters::default(),
+            steps: 0,
             commands: Vec::new(),
             plan: Plan::default(),
             step_plan: StepPlan { groups, ..StepPlan::default() },
@@ -97,9 +99,11 @@ impl StepLoop {
             if !go_on {
                 self.abort_all("the engine is shutting down");
             }
-            let stepped = !self.requests.is_empty() && self.step();
+            if !self.requests.is_empty() {
+                self.step();
+            }
             self.publish_cache_events();
-            self.report(stepped);
+            self.report();
             if !go_on {
                 return;
             }
@@ -107,18 +111,26 @@ impl StepLoop {
     }
 
     /// Figures first, then events: whoever reads a request's last event finds it gone from the figures.
-    fn report(&mut self, stepped: bool) {
-        let gone = std::mem::take(&mut self.requests.gone);
-        self.inbox.report(gone, self.scheduler.running(), self.scheduler.cache().used(), stepped);
+    fn report(&mut self) {
+        self.report_figures();
         let mut deserted = std::mem::take(&mut self.deserted);
         self.requests.flush(&mut deserted);
         let cancelled = !deserted.is_empty();
         deserted.drain(..).for_each(|key| self.cancel(key));
         self.deserted = deserted;
         if cancelled {
-            let gone = std::mem::take(&mut self.requests.gone);
-            self.inbox.report(gone, self.scheduler.running(), self.scheduler.cache().used(), false);
+            self.report_figures();
         }
+    }
+
+    fn report_figures(&mut self) {
+        let figures = Figures {
+            running: self.scheduler.running(),
+            kv_used: self.scheduler.cache().used(),
+            preemptions: self.counted.preemptions,
+            steps: self.steps,
+        };
+        self.inbox.report(std::mem::take(&mut self.requests.gone), figures);
     }
 
     fn obey(&mut self, command: Command) {
@@ -232,14 +244,13 @@ impl StepLoop {
         }
     }
 
-    /// One step; false if there was nothing to compute.
-    fn step(&mut self) -> bool {
+    fn step(&mut self) {
         let began = Instant::now();
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.plan(self.started.elapsed(), &mut plan);
         self.note_plan(&plan, began);
-        let stepped = !plan.is_empty();
-        if stepped {
+        if !plan.is_empty() {
+            self.steps += 1;
             fill(&plan, &self.scheduler, &self.choices, &mut self.step_plan);
             match self.execute() {
                 Ok(()) => self.commit(&plan),
@@ -250,7 +261,6 @@ impl StepLoop {
             std::thread::sleep(EMPTY_PLAN_PAUSE);
         }
         self.plan = plan;
-        stepped
     }
 
     fn note_plan(&mut self, plan: &Plan, now: Instant) {
