@@ -139,7 +139,7 @@ pub async fn measure(args: &BenchArgs, cancel: &CancellationToken) -> Result<Rep
         Some(path) => Source::from_file(path)?,
         None => Source::builtin(),
     };
-    let seed = args.seed.unwrap_or_else(rand::random);
+    let seed = args.seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let mut target = Target::new(&args.url, args.endpoint, args.api_key.as_deref(), Duration::from_secs_f64(args.timeout))?;
     let model = match &args.model {
         Some(model) => model.clone(),
