@@ -113,7 +113,8 @@ impl WorkerService {
         let shared = Arc::clone(&self.shared);
         stream::unfold((shared, ticks), |(shared, mut ticks)| async move {
             ticks.tick().await;
-            let reports: Vec<_> = shared.handles.iter().filter(|handle| handle.load().alive).map(|handle| Ok(load_report(handle))).collect();
+            let reports: Vec<_> =
+                shared.handles.iter().filter(|handle| handle.load().alive).map(|handle| Ok(load_report(handle))).collect();
             if reports.is_empty() { None } else { Some((stream::iter(reports), (shared, ticks))) }
         })
         .flatten()

@@ -15,18 +15,20 @@ use crate::{
 
 /// Latencies of whole requests, first tokens and queues, in seconds: from a tiny model's to an hour's.
 pub const LATENCY_BUCKETS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    2560.0,
 ];
 /// Latencies between tokens and of steps, in seconds.
 pub const TOKEN_LATENCY_BUCKETS: &[f64] = &[
-    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0,
+    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
+    10.0, 40.0,
 ];
 /// Numbers of tokens.
-pub const TOKEN_BUCKETS: &[f64] = &[
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0, 200000.0,
-];
+pub const TOKEN_BUCKETS: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0, 200000.0];
 /// Rows of a step.
-pub const STEP_TOKEN_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
+pub const STEP_TOKEN_BUCKETS: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 /// Choices of a request.
 pub const CHOICE_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 
@@ -34,25 +36,31 @@ pub const CHOICE_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 type Names = (&'static str, &'static str, &'static str);
 
 pub const RUNNING: Names = ("quire_requests_running", "vllm:num_requests_running", "Sequences that hold KV blocks");
-pub const WAITING: Names = ("quire_requests_waiting", "vllm:num_requests_waiting", "Sequences that wait for KV blocks or a place in the batch");
+pub const WAITING: Names =
+    ("quire_requests_waiting", "vllm:num_requests_waiting", "Sequences that wait for KV blocks or a place in the batch");
 pub const KV_USAGE: Names = ("quire_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1");
-pub const PREFIX_QUERIES: Names = ("quire_prefix_cache_query_tokens_total", "vllm:prefix_cache_queries_total", "Tokens looked up in the prefix index");
+pub const PREFIX_QUERIES: Names =
+    ("quire_prefix_cache_query_tokens_total", "vllm:prefix_cache_queries_total", "Tokens looked up in the prefix index");
 pub const PREFIX_HITS: Names = ("quire_prefix_cache_hit_tokens_total", "vllm:prefix_cache_hits_total", "Tokens found in the prefix index");
 pub const PREEMPTIONS: Names = ("quire_preemptions_total", "vllm:num_preemptions_total", "Sequences that lost their KV blocks to others");
 pub const PROMPT_TOKENS: Names = ("quire_prompt_tokens_total", "vllm:prompt_tokens_total", "Prompt tokens of started requests");
-pub const CACHED_TOKENS: Names = ("quire_prompt_tokens_cached_total", "vllm:prompt_tokens_cached_total", "Prompt tokens of started requests that were cached");
+pub const CACHED_TOKENS: Names =
+    ("quire_prompt_tokens_cached_total", "vllm:prompt_tokens_cached_total", "Prompt tokens of started requests that were cached");
 pub const GENERATION_TOKENS: Names = ("quire_generation_tokens_total", "vllm:generation_tokens_total", "Tokens generated");
 pub const FINISHED: Names = ("quire_requests_finished_total", "vllm:request_success_total", "Choices that ended, by reason");
-pub const TTFT: Names = ("quire_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", "From arrival at the worker to the first token");
+pub const TTFT: Names =
+    ("quire_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", "From arrival at the worker to the first token");
 pub const ITL: Names = ("quire_inter_token_latency_seconds", "vllm:inter_token_latency_seconds", "Between two tokens of a choice");
 pub const E2E: Names = ("quire_request_duration_seconds", "vllm:e2e_request_latency_seconds", "From arrival at the worker to the end");
 pub const QUEUE: Names = ("quire_request_queue_seconds", "vllm:request_queue_time_seconds", "From arrival to the first step");
 pub const PREFILL: Names = ("quire_request_prefill_seconds", "vllm:request_prefill_time_seconds", "From the first step to the first token");
 pub const DECODE: Names = ("quire_request_decode_seconds", "vllm:request_decode_time_seconds", "From the first to the last token");
-pub const INFERENCE: Names = ("quire_request_inference_seconds", "vllm:request_inference_time_seconds", "From the first step to the last token");
+pub const INFERENCE: Names =
+    ("quire_request_inference_seconds", "vllm:request_inference_time_seconds", "From the first step to the last token");
 pub const STEP_TOKENS: Names = ("quire_step_tokens", "vllm:iteration_tokens_total", "Rows of a step");
 pub const REQUEST_PROMPT: Names = ("quire_request_prompt_tokens", "vllm:request_prompt_tokens", "Prompt tokens of a choice that ended");
-pub const REQUEST_GENERATION: Names = ("quire_request_generation_tokens", "vllm:request_generation_tokens", "Generated tokens of a choice that ended");
+pub const REQUEST_GENERATION: Names =
+    ("quire_request_generation_tokens", "vllm:request_generation_tokens", "Generated tokens of a choice that ended");
 pub const REQUEST_N: Names = ("quire_request_choices", "vllm:request_params_n", "Choices that a request asks for");
 pub const REQUEST_MAX_TOKENS: Names = ("quire_request_max_tokens", "vllm:request_params_max_tokens", "Tokens that a request allows");
 

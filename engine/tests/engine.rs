@@ -2,11 +2,7 @@
 
 mod support;
 
-use std::{
-    collections::HashMap,
-    sync::atomic::Ordering,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use futures::future::join_all;
 use quire_engine::core::{EngineError, EngineHandle};
@@ -81,7 +77,14 @@ async fn a_warm_prefix_is_counted_in_whole_blocks_and_leaves_one_token() {
 async fn generated_blocks_are_cached_too() {
     let (handle, _) = engine(128, |_| {});
     let mut prompt = prompt(9, 20);
-    let said = ask(&handle, GenerateRequest { stopping: Some(Stopping { max_tokens: 30, ignore_eos: true, ..Stopping::default() }), ..request(prompt.clone(), 0) }).await;
+    let said = ask(
+        &handle,
+        GenerateRequest {
+            stopping: Some(Stopping { max_tokens: 30, ignore_eos: true, ..Stopping::default() }),
+            ..request(prompt.clone(), 0)
+        },
+    )
+    .await;
     prompt.extend(said.ids(0));
     assert_eq!(prompt.len(), 50);
     let said = ask(&handle, request(prompt.clone(), 5)).await;
@@ -349,7 +352,9 @@ async fn draining_lets_work_finish_or_ends_it_in_band() {
     let (handle, switches) = engine(64, |config| config.max_sequences = 1);
     switches.step_us.store(1000, Ordering::Relaxed);
     let stopping = Stopping { ignore_eos: true, ..Stopping::default() };
-    let open: Vec<_> = (0..3).map(|i| handle.generate(GenerateRequest { stopping: Some(stopping.clone()), ..request(prompt(i, 10), 0) }).unwrap()).collect();
+    let open: Vec<_> = (0..3)
+        .map(|i| handle.generate(GenerateRequest { stopping: Some(stopping.clone()), ..request(prompt(i, 10), 0) }).unwrap())
+        .collect();
     let (aborted, said) = tokio::join!(handle.drain(Some(Duration::from_millis(50))), join_all(open.into_iter().map(listen)));
     assert_eq!(aborted, 3);
     assert!(said.iter().all(|said| said.reason() == FinishReason::Abort));
@@ -388,7 +393,10 @@ async fn cache_events_replay_to_what_is_cached() {
     let snapshot = early.recv().await.unwrap();
     assert!(snapshot.snapshot && snapshot.epoch == handle.epoch());
     let hashes = chain(BlockHash::root("", b""), &first, 16);
-    assert_eq!(snapshot.stored.iter().map(|block| block.hash.to_vec()).collect::<Vec<_>>(), hashes.iter().map(|hash| hash.0.to_vec()).collect::<Vec<_>>());
+    assert_eq!(
+        snapshot.stored.iter().map(|block| block.hash.to_vec()).collect::<Vec<_>>(),
+        hashes.iter().map(|hash| hash.0.to_vec()).collect::<Vec<_>>()
+    );
     let mut last = snapshot.sequence;
     let mut replica = HashMap::new();
     apply(&mut replica, snapshot);

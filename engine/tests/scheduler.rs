@@ -47,7 +47,8 @@ fn distinct(base: u32, len: usize) -> Vec<u32> {
 /// (sequence, rows) of a step, with one token for each that samples.
 fn step(scheduler: &mut Scheduler, plan: &mut Plan) -> Vec<(SequenceId, usize)> {
     scheduler.plan(Duration::ZERO, plan);
-    let outcomes: Vec<Outcome> = plan.entries.iter().map(|entry| if entry.samples { Outcome::Token(7) } else { Outcome::Computed }).collect();
+    let outcomes: Vec<Outcome> =
+        plan.entries.iter().map(|entry| if entry.samples { Outcome::Token(7) } else { Outcome::Computed }).collect();
     scheduler.commit(plan, &outcomes);
     plan.entries.iter().map(|entry| (entry.sequence, entry.len)).collect()
 }

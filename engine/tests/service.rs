@@ -13,7 +13,10 @@ use quire_proto::worker::v1::{
 use support::{Said, Switches, at_rest, engine, expected, prompt, request};
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::task::TaskTracker;
-use tonic::{Code, transport::{Channel, Server}};
+use tonic::{
+    Code,
+    transport::{Channel, Server},
+};
 
 fn service() -> (WorkerService, Switches) {
     let (handle, switches) = engine(256, |_| {});
@@ -35,7 +38,13 @@ async fn generate_streams_over_a_socket_what_it_says_in_process() {
     let mut client = connect(&service).await;
     let request = GenerateRequest { logprobs: Some(1), ..request(prompt(1, 40), 30) };
     let remote: Vec<_> = client.generate(request.clone()).await.unwrap().into_inner().try_collect().await.unwrap();
-    let local: Vec<_> = service.generate(GenerateRequest { bypass_prefix_cache: true, model: "fake-alias".to_owned(), ..request }).await.unwrap().try_collect().await.unwrap();
+    let local: Vec<_> = service
+        .generate(GenerateRequest { bypass_prefix_cache: true, model: "fake-alias".to_owned(), ..request })
+        .await
+        .unwrap()
+        .try_collect()
+        .await
+        .unwrap();
     assert_eq!(remote, local);
     let mut said = Said::default();
     remote.into_iter().for_each(|event| said.hear(event.event.unwrap()));
@@ -67,7 +76,8 @@ async fn the_description_names_artefacts_that_can_be_fetched() {
     assert_eq!(card.names, ["fake", "fake-alias"]);
     assert_eq!((card.block_size, card.kv_blocks, card.max_context, card.max_logprobs), (16, 256, 512, 20));
     assert_eq!(card.numerics.as_ref().unwrap().backend, "fake");
-    let chunks: Vec<_> = client.artefacts(ArtefactRequest { hash: card.tokenizer_hash.clone() }).await.unwrap().into_inner().try_collect().await.unwrap();
+    let chunks: Vec<_> =
+        client.artefacts(ArtefactRequest { hash: card.tokenizer_hash.clone() }).await.unwrap().into_inner().try_collect().await.unwrap();
     assert_eq!(chunks.iter().map(|chunk| chunk.data.len()).collect::<Vec<_>>(), [262_144, 262_144, 175_712]);
     let bytes: Vec<u8> = chunks.into_iter().flat_map(|chunk| chunk.data).collect();
     assert_eq!(bytes, service.artefact(&card.tokenizer_hash).unwrap());

@@ -147,7 +147,8 @@ impl KvCache {
     pub fn fits(&self, hashes: &[BlockHash], hit: usize, tokens: usize, spare: usize) -> bool {
         let fresh = self.blocks_for(tokens).saturating_sub(hit);
         self.groups.iter().all(|group| {
-            let revived = hashes[..hit].iter().filter_map(|hash| group.index.get(hash)).filter(|block| group.pool.refs(*block) == 0).count();
+            let revived =
+                hashes[..hit].iter().filter_map(|hash| group.index.get(hash)).filter(|block| group.pool.refs(*block) == 0).count();
             fresh + revived + spare <= group.pool.free()
         })
     }
@@ -189,7 +190,12 @@ impl KvCache {
     /// Names the sequence's blocks that `tokens` tokens fill and that have not been offered yet. `hashes[i]` names block
     /// i, `root` is the parent of the first. What was new goes to `registered`.
     pub fn register(
-        &mut self, kv: &mut SequenceKv, root: BlockHash, hashes: &[BlockHash], tokens: usize, registered: &mut Vec<Registered>,
+        &mut self,
+        kv: &mut SequenceKv,
+        root: BlockHash,
+        hashes: &[BlockHash],
+        tokens: usize,
+        registered: &mut Vec<Registered>,
     ) {
         if !self.caching {
             return;

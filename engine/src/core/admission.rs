@@ -1,7 +1,10 @@
 //! From a request on the wire to sequences ready to be queued: checks, hashes, and the stream. Runs on the caller's
 //! thread, so that the step thread finds everything prepared.
 
-use std::{sync::Arc, time::{Duration, Instant}};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use quire_proto::{
     block_hash::{BlockHash, chain},
@@ -126,7 +129,14 @@ impl Admission {
         Ok((Box::new(prepared), receiver))
     }
 
-    fn choices(&self, request: &GenerateRequest, n: u32, sampling: &Arc<RequestSampling>, first: ChoiceSampler, score: bool) -> Vec<NewChoice> {
+    fn choices(
+        &self,
+        request: &GenerateRequest,
+        n: u32,
+        sampling: &Arc<RequestSampling>,
+        first: ChoiceSampler,
+        score: bool,
+    ) -> Vec<NewChoice> {
         let prompt_len = request.prompt_ids.len();
         let tokens: Vec<u32> = request.prompt_ids.iter().chain(&request.generated_ids).copied().collect();
         let root = BlockHash::root(&request.adapter, &request.cache_salt);

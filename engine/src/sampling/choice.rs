@@ -158,7 +158,8 @@ mod tests {
 
     fn shared(sampling: Sampling, stopping: Stopping) -> Arc<RequestSampling> {
         let model = ModelFacts { vocab_size: 100, eos_ids: vec![2], max_logprobs: 20 };
-        let request = GenerateRequest { sampling: Some(sampling), stopping: Some(stopping), logprobs: Some(3), ..GenerateRequest::default() };
+        let request =
+            GenerateRequest { sampling: Some(sampling), stopping: Some(stopping), logprobs: Some(3), ..GenerateRequest::default() };
         Arc::new(RequestSampling::new(&request, &model, 1000).unwrap())
     }
 

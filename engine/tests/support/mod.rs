@@ -145,7 +145,9 @@ impl Executor for Fake {
     }
 
     fn submit(&mut self, plan: &StepPlan) -> Result<Ticket, KernelError> {
-        assert!(plan.rows() <= self.limits.rows && plan.sequences() <= self.limits.sequences && plan.logit_rows.len() <= self.limits.logit_rows);
+        assert!(
+            plan.rows() <= self.limits.rows && plan.sequences() <= self.limits.sequences && plan.logit_rows.len() <= self.limits.logit_rows
+        );
         assert_eq!(plan.inputs.len(), plan.groups[0].slots.len());
         self.switches.widest.fetch_max(plan.sequences(), Ordering::Relaxed);
         if plan.inputs.contains(&BROKEN) {
