@@ -94,11 +94,15 @@ table!(avx512, simd::Avx512, mass, "avx2,fma,f16c,avx512f,avx512dq,avx512bw,avx5
 
 /// The table of a level that this machine has.
 pub(super) fn kernels(isa: Isa) -> &'static Kernels {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => &avx512::KERNELS,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => &avx2::KERNELS,
-        _ => &portable::KERNELS,
+    #[cfg(target_arch = "x86_64")]
+    {
+        if isa >= Isa::Avx512Vnni {
+            return &avx512::KERNELS;
+        }
+        if isa >= Isa::Avx2 {
+            return &avx2::KERNELS;
+        }
     }
+    let _ = isa;
+    &portable::KERNELS
 }
