@@ -207,7 +207,7 @@ fn rules_split_text_where_they_should() {
     assert_eq!(pieces("gpt-4o", "DON'Ts 1234"), ["DON'T", "s", " ", "123", "4"]);
     assert_eq!(pieces("falcon", "12345, a"), ["123", "45", ",", " a"]);
     assert_eq!(pieces("deepseek-llm", "ab 漢字 12\nx."), ["ab", " ", "漢字", " ", "12", "\n", "x", "."]);
-    assert_eq!(pieces("deepseek-coder", "ab 漢 12\n"), ["ab", " 漢", " ", "1", "2", "\n"]);
+    assert_eq!(pieces("deepseek-coder", "ab 漢 12\n"), ["ab", " ", "漢", " ", "1", "2", "\n"]);
     assert_eq!(pieces("deepseek-v3", "1234 ab 漢字x"), ["123", "4", " ab", " ", "漢字", "x"]);
 }
 

@@ -9,6 +9,7 @@ use std::{
 use quire_kernels::{
     KernelError,
     backend::Backend,
+    cpu::{CpuBackend, CpuOptions},
     plan::{GroupPlan, NO_ADAPTER, NO_TOKEN, SamplingPlan, StepOutput, StepPlan},
     reference::{Numerics, Reference},
 };
@@ -41,8 +42,9 @@ pub struct Prepared<B: Backend> {
 pub fn load(path: &Path, names: Vec<String>, config: &EngineConfig) -> Result<LoadedModel, ModelError> {
     match config.backend {
         BackendChoice::Cpu => {
-            // The reference stands in until the CPU backend is there.
-            executor_on(Reference::new(Numerics::Quantised), path, names, config).map(Prepared::erase)
+            let options = CpuOptions { threads: config.threads, isa: None };
+            let backend = CpuBackend::new(options).map_err(device("cannot start the CPU backend"))?;
+            executor_on(backend, path, names, config).map(Prepared::erase)
         }
         BackendChoice::Reference => executor_on(Reference::new(Numerics::Exact), path, names, config).map(Prepared::erase),
     }

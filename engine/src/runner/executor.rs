@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use quire_kernels::{
     KernelError,
-    backend::{Backend, KvShape},
+    backend::Backend,
     plan::{StepLimits, StepOutput, StepPlan},
 };
 
@@ -36,18 +36,10 @@ impl<B: Backend> ModelExecutor<B> {
     pub fn new(backend: B, decoder: Decoder<B>, memory: &MemoryPlan) -> Result<Self, KernelError> {
         let d = decoder.description();
         let limits = memory.limits;
-        let kv = KvShape {
-            layers: d.layers,
-            blocks: memory.kv_blocks,
-            block_size: memory.block_size,
-            kv_heads: d.kv_heads,
-            head_dim: d.head_dim,
-            kv_type: memory.kv_type,
-        };
         Ok(Self {
             inputs: backend.inputs(&limits, d.vocabulary)?,
             sampled: backend.sampled(&limits)?,
-            kv: backend.kv(&kv)?,
+            kv: backend.kv(&memory.kv)?,
             hidden: backend.buffer(limits.rows * d.hidden)?,
             logits: backend.buffer(limits.logit_rows * d.vocabulary)?,
             scratch: Scratch::new(&backend, d, &limits)?,

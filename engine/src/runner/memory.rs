@@ -6,7 +6,7 @@
 use std::fmt;
 
 use quire_kernels::{
-    backend::{CHUNK, KvShape, KvType},
+    backend::{CHUNK, KvShape},
     plan::StepLimits,
 };
 
@@ -29,12 +29,8 @@ const FREE_SHARE: u64 = 4;
 /// Where a worker's memory goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    pub kv_blocks: usize,
-    /// Bytes of one block, all layers.
-    pub block_bytes: usize,
-    /// Tokens of one block.
-    pub block_size: usize,
-    pub kv_type: KvType,
+    /// Shape of the cache: blocks, tokens per block, type.
+    pub kv: KvShape,
     /// Longest sequence, in tokens.
     pub max_context: usize,
     /// Packed weights.
@@ -49,12 +45,12 @@ impl MemoryPlan {
     /// Tokens that the cache holds.
     #[must_use]
     pub fn kv_tokens(&self) -> usize {
-        self.kv_blocks.saturating_mul(self.block_size)
+        self.kv.blocks.saturating_mul(self.kv.block_size)
     }
 
     #[must_use]
     pub fn kv_bytes(&self) -> usize {
-        self.kv_blocks.saturating_mul(self.block_bytes)
+        self.kv.blocks.saturating_mul(self.kv.block_bytes())
     }
 }
 
@@ -63,11 +59,11 @@ impl fmt::Display for MemoryPlan {
         write!(
             f,
             "KV: {} blocks × {} tokens = {} tokens ({}, {} per token, {}): {} × {}",
-            self.kv_blocks,
-            self.block_size,
+            self.kv.blocks,
+            self.kv.block_size,
             self.kv_tokens(),
-            self.kv_type.name(),
-            Bytes(self.block_bytes / self.block_size.max(1)),
+            self.kv.kv_type.name(),
+            Bytes(self.kv.block_bytes() / self.kv.block_size.max(1)),
             Bytes(self.kv_bytes()),
             self.kv_tokens() / self.max_context.max(1),
             self.max_context
@@ -113,10 +109,10 @@ pub fn plan_memory(
 ) -> Result<MemoryPlan, String> {
     let block_size = config.block_size;
     if block_size == 0 || !block_size.is_multiple_of(16) || !CHUNK.is_multiple_of(block_size) {
-        return Err(format!("a block size of {block_size} is not 16, 32, 64, 128 or 256"));
+        return Err(format!("--block-size is {block_size}; it must be 16, 32, 64, 128 or 256"));
     }
     if config.max_sequences == 0 || config.max_batched_tokens == 0 {
-        return Err("a step must hold at least one sequence and one token".to_owned());
+        return Err("--max-num-seqs and --max-num-batched-tokens must be 1 at least".to_owned());
     }
     let shape = KvShape {
         layers: description.layers,
@@ -133,7 +129,7 @@ pub fn plan_memory(
     let kv_blocks = kv_blocks(config, description, block_bytes, free)?;
     let max_context = max_context(config, description, kv_blocks.saturating_mul(block_size), block_bytes)?;
     limits.blocks_per_sequence = max_context.div_ceil(block_size);
-    Ok(MemoryPlan { kv_blocks, block_bytes, block_size, kv_type: config.kv_type, max_context, weights_bytes, scratch_bytes, limits })
+    Ok(MemoryPlan { kv: KvShape { blocks: kv_blocks, ..shape }, max_context, weights_bytes, scratch_bytes, limits })
 }
 
 fn limits(config: &EngineConfig, description: &Description) -> StepLimits {
@@ -155,7 +151,7 @@ fn kv_blocks(config: &EngineConfig, description: &Description, block_bytes: usiz
         config.kv_blocks
     } else if config.kv_bytes > 0 {
         match config.kv_bytes / block_bytes as u64 {
-            0 => return Err(format!("{} bytes for keys and values are less than one block of {block_bytes} bytes", config.kv_bytes)),
+            0 => return Err(format!("--kv-bytes is {}, less than one block of {block_bytes} bytes", config.kv_bytes)),
             blocks => usize::try_from(blocks).unwrap_or(usize::MAX),
         }
     } else {
@@ -182,7 +178,7 @@ fn default_blocks(config: &EngineConfig, description: &Description, block_bytes:
     let Some(free) = free else { return Ok(wanted) };
     match usize::try_from(free / FREE_SHARE / block_bytes as u64).unwrap_or(usize::MAX) {
         0 => Err(format!(
-            "beside the weights {} are available, and a quarter of that is less than one KV block of {}: use a smaller model, or say how many KV blocks to use",
+            "beside the weights {} are available, and a quarter of that is less than one KV block of {}: use a smaller model, or set --kv-bytes",
             Bytes::of(free),
             Bytes(block_bytes)
         )),
@@ -196,12 +192,12 @@ fn max_context(config: &EngineConfig, description: &Description, kv_tokens: usiz
         return Ok(trained.min(kv_tokens));
     }
     if asked > trained {
-        return Err(format!("a context of {asked} tokens is more than the {trained} that the model was trained for"));
+        return Err(format!("--max-model-len is {asked}, more than the {trained} tokens that the model was trained for"));
     }
     if asked > kv_tokens {
         let blocks = asked.div_ceil(config.block_size);
         return Err(format!(
-            "a context of {asked} tokens does not fit into the KV memory of {kv_tokens} tokens; it needs {blocks} blocks, {}",
+            "--max-model-len is {asked}, but the KV memory holds {kv_tokens} tokens; set --kv-blocks to {blocks} ({}) or more",
             Bytes(blocks.saturating_mul(block_bytes))
         ));
     }
@@ -253,29 +249,29 @@ mod tests {
     #[test]
     fn blocks_go_before_bytes_go_before_the_default() {
         let block = 16 * 23040;
-        assert_eq!(plan(|c| (c.kv_blocks, c.kv_bytes) = (700, 10), None).unwrap().kv_blocks, 700);
-        assert_eq!(plan(|c| c.kv_bytes = 600 * block + 1, None).unwrap().kv_blocks, 600);
+        assert_eq!(plan(|c| (c.kv_blocks, c.kv_bytes) = (700, 10), None).unwrap().kv.blocks, 700);
+        assert_eq!(plan(|c| c.kv_bytes = 600 * block + 1, None).unwrap().kv.blocks, 600);
         // 4 × 8192 is less than 65536 tokens.
-        assert_eq!(plan(|_| (), None).unwrap().kv_blocks, 4096);
-        assert_eq!(plan(|c| c.max_sequences = 2, None).unwrap().kv_blocks, 1024);
+        assert_eq!(plan(|_| (), None).unwrap().kv.blocks, 4096);
+        assert_eq!(plan(|c| c.max_sequences = 2, None).unwrap().kv.blocks, 1024);
         // A quarter of what is left beside weights and scratch.
         let tight = plan(|_| (), Some(1 << 30)).unwrap();
         let left = (1u64 << 30) - (100 << 20) - tight.scratch_bytes as u64;
-        assert_eq!(tight.kv_blocks as u64, left / 4 / block);
+        assert_eq!(tight.kv.blocks as u64, left / 4 / block);
         assert_eq!(tight.max_context, tight.kv_tokens().min(8192));
     }
 
     #[test]
     fn refuses_what_does_not_fit_and_says_what_would() {
         let error = plan(|c| (c.kv_blocks, c.max_context) = (10, 161), None).unwrap_err();
-        assert!(error.contains("161") && error.contains("160 tokens") && error.contains("11 blocks"), "{error}");
+        assert!(error.contains("161") && error.contains("160 tokens") && error.contains("--kv-blocks to 11 "), "{error}");
         assert_eq!(plan(|c| c.kv_blocks = 10, None).unwrap().max_context, 160);
         let error = plan(|c| c.kv_blocks = 100_000, Some(4 << 30)).unwrap_err();
         assert!(error.contains("100000 KV blocks need 34.3 GiB"), "{error}");
         let error = plan(|c| c.max_context = 8193, None).unwrap_err();
         assert!(error.contains("8192"), "{error}");
         for block_size in [0, 8, 48, 512] {
-            assert!(plan(|c| c.block_size = block_size, None).unwrap_err().contains("block size"));
+            assert!(plan(|c| c.block_size = block_size, None).unwrap_err().contains("--block-size"));
         }
         assert!(plan(|_| (), Some(200 << 20)).unwrap_err().contains("available"));
     }
