@@ -1,0 +1,129 @@
+//! A request's events as text: the dispatch's token events, through one [`Choice`] each, to [`TextEvent`]s.
+//!
+//! Owns the order of events and the counts. Events are pulled as the client takes them, so a slow client slows its worker
+//! stream and nothing piles up here; what is ready at once leaves as one delta a choice.
+
+use std::collections::VecDeque;
+
+use futures::FutureExt;
+use quire_proto::worker::v1::generate_event::Event;
+use quire_proto::worker::v1::{self as wire, GenerateEvent};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::choice::{Choice, logprob};
+use super::dispatch::Dispatch;
+use crate::error::ApiError;
+use crate::request::{Parameters, TextEvent, TokenLogprob, Usage};
+use crate::text::ModelText;
+
+/// Token events that may become one delta.
+const MERGE: usize = 64;
+
+/// State of one answer.
+pub struct Answer {
+    /// None once every choice has ended: dropping it cancels what the worker still does.
+    dispatch: Option<Dispatch>,
+    choices: Vec<Choice>,
+    /// `Finished` is out.
+    told: Vec<bool>,
+    usage: Usage,
+    outbox: VecDeque<TextEvent>,
+    failed: Option<ApiError>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Answer {
+    /// Waits until a worker has taken up the request.
+    pub async fn start(
+        mut dispatch: Dispatch,
+        text: &ModelText,
+        card: &wire::ModelCard,
+        parameters: &Parameters,
+        prompt_ids: Vec<u32>,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Self, ApiError> {
+        let Some(Event::Started(started)) = dispatch.next().await?.event else {
+            return Err(ApiError::Internal("The worker answered out of order.".to_owned()));
+        };
+        let n = parameters.n.unwrap_or(1) as usize;
+        let choices = (0..n).map(|_| Choice::new(text.tokenizer.clone(), parameters, &card.eos_ids, &prompt_ids)).collect();
+        let prompt_logprobs: Vec<TokenLogprob> =
+            prompt_ids.iter().zip(&started.prompt_logprobs).map(|(&id, entry)| logprob(&text.tokenizer, id, entry)).collect();
+        let cached_tokens = started.cached_tokens.min(prompt_ids.len() as u32);
+        let usage = Usage { prompt_tokens: prompt_ids.len() as u32, cached_tokens, completion_tokens: 0 };
+        let outbox = [TextEvent::Started { prompt_ids, cached_tokens, prompt_logprobs }].into();
+        Ok(Self { dispatch: Some(dispatch), choices, told: vec![false; n], usage, outbox, failed: None, _permit: permit })
+    }
+
+    /// The next event; None after the last.
+    pub async fn next(&mut self) -> Option<Result<TextEvent, ApiError>> {
+        loop {
+            if let Some(event) = self.outbox.pop_front() {
+                return Some(Ok(event));
+            }
+            if let Some(error) = self.failed.take() {
+                self.dispatch = None;
+                return Some(Err(error));
+            }
+            let event = self.dispatch.as_mut()?.next().await;
+            self.absorb(event);
+            for _ in 1..MERGE {
+                if self.failed.is_some() || self.choices.iter().all(|choice| choice.finished.is_some()) {
+                    break;
+                }
+                let Some(ready) = self.dispatch.as_mut().and_then(|dispatch| dispatch.next().now_or_never()) else { break };
+                self.absorb(ready);
+            }
+            self.tell();
+        }
+    }
+
+    fn absorb(&mut self, event: Result<GenerateEvent, ApiError>) {
+        let event = match event {
+            Ok(event) => event.event,
+            Err(error) => {
+                self.failed = Some(error);
+                return;
+            }
+        };
+        match event {
+            Some(Event::Token(token)) => {
+                let Some(choice) = self.choices.get_mut(token.choice as usize).filter(|choice| choice.finished.is_none()) else { return };
+                choice.token(token.id, token.logprobs);
+                if choice.finished.is_some()
+                    && let Some(dispatch) = &mut self.dispatch
+                {
+                    dispatch.forget(token.choice);
+                }
+            }
+            Some(Event::Finished(finished)) => {
+                if let Some(choice) = self.choices.get_mut(finished.choice as usize) {
+                    choice.finish(&finished, finished.reason() == wire::FinishReason::Stop);
+                }
+            }
+            // Of a continuation: the client has had its Started.
+            Some(Event::Started(_)) | None => {}
+        }
+    }
+
+    /// Puts what the choices have to say into the outbox.
+    fn tell(&mut self) {
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            let output = choice.output();
+            let number = index as u32;
+            if !output.is_empty() {
+                let (text, token_ids, logprobs) = (output.text, output.token_ids, output.logprobs);
+                self.outbox.push_back(TextEvent::Delta { choice: number, text, token_ids, logprobs });
+            }
+            if let Some(reason) = choice.finished.clone().filter(|_| !self.told[index]) {
+                self.told[index] = true;
+                self.outbox.push_back(TextEvent::Finished { choice: number, reason });
+            }
+        }
+        if self.told.iter().all(|told| *told) {
+            self.dispatch = None;
+            self.usage.completion_tokens = self.choices.iter().map(|choice| choice.generated.len() as u32).sum();
+            self.outbox.push_back(TextEvent::Usage(self.usage));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! A model's tokenizer: text to ids and back.
+//!
+//! Owns the two ways to read the text of a special token (`<|im_end|>` typed by somebody): as control, or as the
+//! characters it is made of. Never adds anything on its own account beyond what `tokenizer.json` says.
+
+use std::collections::HashSet;
+
+use tokenizers::Tokenizer as Inner;
+
+use super::runs;
+use super::vocabulary::{Joining, Vocabulary};
+use crate::error::ApiError;
+
+/// How the text of special tokens within a text is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialText {
+    /// It becomes the special token.
+    Control,
+    /// It is text like any other.
+    Plain,
+}
+
+/// A special token.
+struct Special {
+    id: u32,
+    text: String,
+    takes_space_before: bool,
+    takes_space_after: bool,
+}
+
+/// A loaded tokenizer. Share it; it has no state.
+pub struct Tokenizer {
+    /// Reads special text as control.
+    control: Inner,
+    /// The same tokenizer, reading special text as text (a setting of the tokenizer, not of a call).
+    plain: Inner,
+    specials: Vec<Special>,
+    special_texts: Vec<String>,
+    /// Normalisation may shorten text, so that the bound by bytes must be wider.
+    shrinks: bool,
+    pub(super) vocabulary: Vocabulary,
+}
+
+impl Tokenizer {
+    /// Loads the `tokenizer.json` form.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`]: the file is damaged.
+    pub fn from_json(json: &[u8]) -> Result<Self, ApiError> {
+        let damaged = |error: tokenizers::Error| ApiError::Internal(format!("The model's tokenizer can't be loaded: {error}"));
+        let mut control = Inner::from_bytes(json).map_err(damaged)?;
+        // A file may ask for them; a server must not cut or fill prompts.
+        control.with_truncation(None).map_err(damaged)?;
+        control.with_padding(None);
+        let mut plain = control.clone();
+        plain.set_encode_special_tokens(true);
+        let mut specials: Vec<Special> = control
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter(|(_, token)| token.special && !token.content.is_empty())
+            .map(|(id, token)| Special { id, text: token.content, takes_space_before: token.lstrip, takes_space_after: token.rstrip })
+            .collect();
+        specials.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then(a.id.cmp(&b.id)));
+        let special_texts = specials.iter().map(|special| special.text.clone()).collect();
+        let normalizer = control.get_normalizer().and_then(|n| serde_json::to_string(n).ok()).unwrap_or_default();
+        let shrinks = ["NF", "Precompiled", "Regex", "Strip", "Nmt"].iter().any(|name| normalizer.contains(name));
+        let vocabulary = Vocabulary::new(&control);
+        Ok(Self { control, plain, specials, special_texts, shrinks, vocabulary })
+    }
+
+    /// Bytes above which no text fits `max_context` tokens, whatever it says.
+    #[must_use]
+    pub fn max_bytes(&self, max_context: u32) -> usize {
+        let widest = self.vocabulary.longest * if self.shrinks { 4 } else { 1 };
+        (max_context as usize).saturating_mul(widest)
+    }
+
+    /// Ids of a text.
+    ///
+    /// # Errors
+    /// [`ApiError::Invalid`] where it can't be tokenized (see [`runs`]).
+    pub fn encode(&self, text: &str, add_special_tokens: bool, special_text: SpecialText) -> Result<Vec<u32>, ApiError> {
+        runs::check(text)?;
+        let tokenizer = match special_text {
+            SpecialText::Control => &self.control,
+            SpecialText::Plain => &self.plain,
+        };
+        let encoding = tokenizer
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| ApiError::Invalid { message: format!("The text can't be tokenized: {error}"), param: None })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids of a text in which special text is control, except where it includes the character that ends at one of
+    /// `marks` (byte offsets, ascending): that came from outside, and is text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_marked(&self, text: &str, marks: &[usize]) -> Result<Vec<u32>, ApiError> {
+        if marks.is_empty() {
+            return self.encode(text, false, SpecialText::Control);
+        }
+        runs::check(text)?;
+        let mut ids = Vec::new();
+        let mut from = 0;
+        // Cut at the control tokens; what lies between is one text, however many marks it has.
+        for (start, end, id) in self.control_tokens(text, marks) {
+            if start > from {
+                ids.extend(self.encode(&text[from..start], false, SpecialText::Plain)?);
+            }
+            ids.push(id);
+            from = end;
+        }
+        if from < text.len() {
+            ids.extend(self.encode(&text[from..], false, SpecialText::Plain)?);
+        }
+        Ok(ids)
+    }
+
+    /// Where control tokens are in a text: leftmost, then longest, white space taken as each token asks for.
+    fn control_tokens(&self, text: &str, marks: &[usize]) -> Vec<(usize, usize, u32)> {
+        let firsts: HashSet<u8> = self.specials.iter().map(|special| special.text.as_bytes()[0]).collect();
+        let mut found = Vec::new();
+        let (mut at, mut last_end) = (0, 0);
+        while at < text.len() {
+            let special = firsts
+                .contains(&text.as_bytes()[at])
+                .then(|| self.specials.iter().find(|special| text[at..].starts_with(special.text.as_str())))
+                .flatten()
+                .filter(|special| {
+                    let end = at + special.text.len();
+                    let mark = marks.partition_point(|&mark| mark <= at);
+                    marks.get(mark).is_none_or(|&mark| mark > end)
+                });
+            let Some(special) = special else {
+                at += text[at..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            };
+            let (mut start, mut end) = (at, at + special.text.len());
+            if special.takes_space_before {
+                start = text[last_end..start].trim_end().len() + last_end;
+            }
+            if special.takes_space_after {
+                end = text.len() - text[end..].trim_start().len();
+            }
+            found.push((start, end, special.id));
+            (at, last_end) = (end, end);
+        }
+        found
+    }
+
+    /// Text of ids, as the tokenizer itself decodes them.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] if its decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, ApiError> {
+        self.control.decode(ids, skip_special_tokens).map_err(|error| ApiError::Internal(format!("The ids can't be decoded: {error}")))
+    }
+
+    /// A token alone, as bytes; may be part of a character.
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        match self.vocabulary.joining {
+            Joining::Window => self.control.decode(&[id], false).unwrap_or_default().into_bytes(),
+            _ => self.vocabulary.bytes(id).to_vec(),
+        }
+    }
+
+    /// A token as the vocabulary writes it.
+    #[must_use]
+    pub fn piece(&self, id: u32) -> Option<String> {
+        self.control.id_to_token(id)
+    }
+
+    /// One more than the largest id.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// Texts of all special tokens, longest first.
+    #[must_use]
+    pub fn special_texts(&self) -> &[String] {
+        &self.special_texts
+    }
+}
+
+#[cfg(test)]
+#[path = "tokenizer_tests.rs"]
+mod tests;
