@@ -1,5 +1,7 @@
 //! The engine over a device that remembers what was written where: every output is checked against its definition.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod support;
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};

@@ -1,5 +1,7 @@
 //! The worker service over a loopback socket and in process: the same events either way.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod support;
 
 use std::time::Duration;

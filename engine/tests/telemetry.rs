@@ -1,5 +1,7 @@
 //! What the metrics say, as a scraper reads it.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod support;
 
 use std::sync::atomic::Ordering;

@@ -422,10 +422,10 @@ fn wire_changes(changes: &CacheChanges) -> CacheEventBatch {
         sequence: changes.sequence,
         snapshot: false,
         stored: changes.stored.iter().map(|block| stored_block(&block.hash.0, &block.parent.0)).collect(),
-        removed: changes.removed.iter().map(|hash| hash.0.to_vec().into()).collect(),
+        removed: changes.removed.iter().map(|hash| hash.0.to_vec()).collect(),
     }
 }
 
 fn stored_block(hash: &[u8; 16], parent: &[u8; 16]) -> StoredBlock {
-    StoredBlock { hash: hash.to_vec().into(), parent: parent.to_vec().into() }
+    StoredBlock { hash: hash.to_vec(), parent: parent.to_vec() }
 }
