@@ -1,5 +1,7 @@
 //! Decoders against golden blocks (from the `gguf` Python package) and against candle's own decoders.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{borrow::Cow, path::PathBuf};
 
 use candle_core::{

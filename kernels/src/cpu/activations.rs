@@ -17,8 +17,8 @@ use crate::{
 
 /// Rows that any kernel computes together at most.
 pub(super) const MAX_TILE: usize = 16;
-/// Rows of a quantised tile from which on the matrix unit, if there is one, is faster than vectors.
-pub(super) const MATRIX_ROWS: usize = 8;
+/// Rows from which on the matrix unit, if there is one, is faster than vectors: with fewer, unpacking to memory doesn't pay.
+pub(super) const MATRIX_ROWS: usize = 12;
 
 /// Which forms of the activations the weights read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

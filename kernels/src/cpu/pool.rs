@@ -137,7 +137,7 @@ impl Pool {
         let mut spins = 0_u32;
         while self.shared.running.load(Ordering::Acquire) != 0 {
             spins = spins.wrapping_add(1);
-            if spins % 64 != 0 {
+            if !spins.is_multiple_of(64) {
                 std::hint::spin_loop();
             } else if start.get_or_insert_with(Instant::now).elapsed() > CALLER_SPIN {
                 // More threads than free cores: let the late worker have this one.
@@ -199,7 +199,7 @@ fn await_change(shared: &Shared, worker: usize, seen: u64, window: &mut Duration
             return epoch;
         }
         spins = spins.wrapping_add(1);
-        if spins % 64 != 0 {
+        if !spins.is_multiple_of(64) {
             std::hint::spin_loop();
         } else if start.get_or_insert_with(Instant::now).elapsed() > *window {
             break;
@@ -394,11 +394,7 @@ mod tests {
         let pool = Pool::new(2).unwrap();
         pool.run(|_| {});
         thread::sleep(Duration::from_millis(20));
-        let ticks = || {
-            let tid = thread::current().id();
-            let _ = tid;
-            std::fs::read_to_string("/proc/thread-self/schedstat").map(|s| s.split(' ').next().unwrap().parse::<u64>().unwrap())
-        };
+        let ticks = || std::fs::read_to_string("/proc/thread-self/schedstat").map(|s| s.split(' ').next().unwrap().parse::<u64>().unwrap());
         let Ok(_) = ticks() else { return };
         let before = AtomicU64::new(0);
         let after = AtomicU64::new(0);

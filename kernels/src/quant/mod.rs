@@ -12,8 +12,8 @@ mod q5;
 mod q8;
 
 pub use activation::{ACTIVATION_BLOCK, quantize_activations};
-pub use iq4::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
-pub use k_quants::{q3_k_scales, scales_and_mins};
+pub(crate) use iq4::{IQ4_VALUES, MXFP4_VALUES, e8m0_half, iq4_xs_scale};
+pub(crate) use k_quants::{q3_k_scales, scales_and_mins};
 
 use crate::KernelError;
 

@@ -4,6 +4,9 @@
 //! bytes and f32 scales, and each tile runs over the panel. Integer sums are exact and the f32 steps are those of
 //! `avx512`, so results are the same to the last bit and it doesn't matter where the path is taken.
 
+// One index runs through several arrays of registers; iterators would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use std::{arch::asm, arch::x86_64::*, cell::RefCell};
 
 use super::{
@@ -29,7 +32,7 @@ thread_local! {
 
 /// Does this packing have a wide path?
 pub(super) fn supports(packing: Packing) -> bool {
-    matches!(packing, Packing::Q4_0 | Packing::Q4_1 | Packing::Q4_K | Packing::Q8_0)
+    matches!(packing, Packing::Q4_0 | Packing::Q4_1 | Packing::Q4_K | Packing::Q8_0 | Packing::Bytes)
 }
 
 /// Tiles are configured and used while this lives, on this thread.
@@ -85,6 +88,7 @@ pub(super) unsafe fn with_panel(packing: Packing, scales: &[u8], quants: &[u8], 
                 Packing::Q4_0 => unpack::<avx512::Q4_0>(scales, quants, panel),
                 Packing::Q4_1 => unpack::<avx512::Q4_1>(scales, quants, panel),
                 Packing::Q4_K => unpack::<avx512::Q4K>(scales, quants, panel),
+                Packing::Bytes => unpack::<avx512::Bytes>(scales, quants, panel),
                 _ => unpack::<avx512::Q8_0>(scales, quants, panel),
             }
         }
@@ -116,12 +120,13 @@ unsafe fn unpack<F: avx512::Whole>(scales: &[u8], quants: &[u8], panel: &mut [Pa
 /// A [`Session`] lives on this thread; `tile`'s activations and results are as [`super::tile::Kernel`] says, with 16 rows of
 /// bytes readable from the start of its last block, whatever its width (1 to 16).
 pub(super) unsafe fn multiply(panel: &[PanelBlock], tile: &Tile) {
-    let offset = matches!(tile.packing, Packing::Q4_1 | Packing::Q4_K);
+    let offset = matches!(tile.packing, Packing::Q4_1 | Packing::Q4_K | Packing::Bytes);
     macro_rules! by_width {
         ($($width:literal)*) => {
             match (tile.width, offset) {
                 // SAFETY: as the caller says.
                 $(($width, true) => unsafe { wide::<true, $width>(panel, tile) },
+                // SAFETY: as the caller says.
                 ($width, false) => unsafe { wide::<false, $width>(panel, tile) },)*
                 _ => {}
             }
@@ -165,6 +170,9 @@ unsafe fn wide<const OFFSET: bool, const N: usize>(panel: &[PanelBlock], tile: &
     // SAFETY: the caller says that a session lives and that 16 rows of bytes can be read from each block on.
     unsafe { start!("tmm0", "tmm2", "tmm4", first, tile.q, even) };
     for (b, block) in panel.iter().enumerate() {
+        for line in (0..tile.next_bytes).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T0>(tile.next.wrapping_add(tile.next_bytes * b + line).cast());
+        }
         // The next block's sums are under way while this one's are scaled.
         if let Some(next) = panel.get(b + 1) {
             // SAFETY: as above.

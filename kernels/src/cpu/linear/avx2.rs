@@ -4,6 +4,9 @@
 //! can. With activations of at most 127: eight steps of nibbles reach 8 · 2 · 15 · 127 = 30,480, two steps of six bits
 //! 2 · 2 · 63 · 127 = 32,004, one step of bytes (|weight| up to 128) 2 · 128 · 127 = 32,512.
 
+// One index runs through several arrays of registers; iterators would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use super::{
@@ -20,7 +23,8 @@ pub(super) fn kernel(packing: Packing, width: usize) -> Kernel {
         Packing::Q4_0 => pick_nibbles::<Q4_0>(width),
         Packing::Q4_1 => pick_nibbles::<Q4_1>(width),
         Packing::Q4_K => pick_nibbles::<Q4K>(width),
-        Packing::Q8_0 => pick_bytes(width),
+        Packing::Q8_0 => pick_bytes::<Q8_0>(width),
+        Packing::Bytes => pick_bytes::<Bytes>(width),
         Packing::Q6_K => pick_six_bits(width),
     }
 }
@@ -40,8 +44,8 @@ macro_rules! pick {
 }
 
 pick!(pick_float<F: Float>, float);
-pick!(pick_nibbles<F: Nibbles>, nibbles);
-pick!(pick_bytes, bytes);
+pick!(pick_nibbles<F: Scaled>, nibbles);
+pick!(pick_bytes<F: Scaled>, bytes);
 pick!(pick_six_bits, six_bits);
 
 /// Sixteen rows.
@@ -87,11 +91,11 @@ unsafe fn four(q: *const i8) -> __m256i {
     unsafe { _mm256_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
-/// Packings of nibbles with one scale per row and 32 columns. Methods are safe to call on a machine with AVX2, FMA and F16C
+/// Packings with one scale per row and 32 columns. Methods are safe to call on a machine with AVX2, FMA and F16C
 /// with pointers as `layout` says; they are inlined into functions that enable these.
-trait Nibbles {
+trait Scaled {
     const PACKING: Packing;
-    /// Values are d·q + m, not d·(q − 8).
+    /// Values are d·q + m; without, d·(q − 8) for nibbles and d·q for bytes.
     const OFFSET: bool;
     /// Scale and offset of block `j` of a record.
     unsafe fn scales(record: *const u8, j: usize) -> (Pair, Pair);
@@ -100,8 +104,10 @@ trait Nibbles {
 struct Q4_0;
 struct Q4_1;
 struct Q4K;
+struct Q8_0;
+struct Bytes;
 
-impl Nibbles for Q4_0 {
+impl Scaled for Q4_0 {
     const PACKING: Packing = Packing::Q4_0;
     const OFFSET: bool = false;
     #[inline(always)]
@@ -111,7 +117,7 @@ impl Nibbles for Q4_0 {
     }
 }
 
-impl Nibbles for Q4_1 {
+impl Scaled for Q4_1 {
     const PACKING: Packing = Packing::Q4_1;
     const OFFSET: bool = true;
     #[inline(always)]
@@ -121,7 +127,30 @@ impl Nibbles for Q4_1 {
     }
 }
 
-impl Nibbles for Q4K {
+impl Scaled for Q8_0 {
+    const PACKING: Packing = Packing::Q8_0;
+    const OFFSET: bool = false;
+    #[inline(always)]
+    unsafe fn scales(record: *const u8, _: usize) -> (Pair, Pair) {
+        // SAFETY: the caller's pointer holds a record.
+        unsafe { (halves(record), [_mm256_setzero_ps(); 2]) }
+    }
+}
+
+impl Scaled for Bytes {
+    const PACKING: Packing = Packing::Bytes;
+    const OFFSET: bool = true;
+    #[inline(always)]
+    unsafe fn scales(record: *const u8, _: usize) -> (Pair, Pair) {
+        // SAFETY: the caller's pointer holds a record.
+        unsafe {
+            let eight = |i: usize| _mm256_loadu_ps(record.add(32 * i).cast());
+            ([eight(0), eight(1)], [eight(2), eight(3)])
+        }
+    }
+}
+
+impl Scaled for Q4K {
     const PACKING: Packing = Packing::Q4_K;
     const OFFSET: bool = true;
     #[inline(always)]
@@ -141,7 +170,7 @@ impl Nibbles for Q4K {
 /// # Safety
 /// As [`Kernel`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn nibbles<F: Nibbles, const N: usize>(tile: &Tile) {
+unsafe fn nibbles<F: Scaled, const N: usize>(tile: &Tile) {
     let (sub, scale_bytes) = F::PACKING.record();
     let (mask, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
     let mut sums = [[_mm256_setzero_ps(); 2]; N];
@@ -199,16 +228,16 @@ unsafe fn store<const N: usize>(sums: &[Pair; N], out: *mut f32) {
     }
 }
 
-/// Q8_0: |weight| as the unsigned byte, the weight's sign moved to the activation.
+/// Bytes: |weight| as the unsigned byte, the weight's sign moved to the activation.
 ///
 /// # Safety
 /// As [`Kernel`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn bytes<const N: usize>(tile: &Tile) {
-    let (_, scale_bytes) = Packing::Q8_0.record();
+unsafe fn bytes<F: Scaled, const N: usize>(tile: &Tile) {
+    let (_, scale_bytes) = F::PACKING.record();
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_ps(); 2]; N];
-    let (mut record, mut quants, mut q, mut d) = (tile.scales, tile.quants, tile.q, tile.d);
+    let (mut record, mut quants, mut q, mut d, mut s) = (tile.scales, tile.quants, tile.q, tile.d, tile.s);
     for _ in 0..tile.blocks {
         // SAFETY: the pointers advance by a block at a time and there are `blocks` of them.
         unsafe {
@@ -224,16 +253,19 @@ unsafe fn bytes<const N: usize>(tile: &Tile) {
                     }
                 }
             }
-            let scale = halves(record);
+            let (scale, offset) = F::scales(record, 0);
             for c in 0..N {
                 for i in 0..2 {
                     let factor = _mm256_mul_ps(scale[i], _mm256_set1_ps(*d.add(c)));
                     sums[c][i] = _mm256_fmadd_ps(factor, _mm256_cvtepi32_ps(integers[c][i]), sums[c][i]);
+                    if F::OFFSET {
+                        sums[c][i] = _mm256_fmadd_ps(offset[i], _mm256_set1_ps(*s.add(c)), sums[c][i]);
+                    }
                 }
             }
-            quants = quants.add(Packing::Q8_0.quant_bytes());
+            quants = quants.add(F::PACKING.quant_bytes());
             record = record.add(scale_bytes);
-            (q, d) = (q.add(32 * tile.stride), d.add(tile.stride));
+            (q, d, s) = (q.add(32 * tile.stride), d.add(tile.stride), s.add(tile.stride));
         }
     }
     // SAFETY: there is room for N × 16 values.

@@ -1,5 +1,8 @@
 //! Micro-kernels for AVX-512 VNNI: a vector is sixteen rows × four columns, one `vpdpbusd` multiplies it with four activations.
 
+// One index runs through several arrays of registers; iterators would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::*;
 
 use super::{
@@ -16,6 +19,7 @@ pub(super) fn kernel(packing: Packing, width: usize) -> Kernel {
         Packing::Q4_0 => pick_whole::<Q4_0>(width),
         Packing::Q4_1 => pick_whole::<Q4_1>(width),
         Packing::Q8_0 => pick_whole::<Q8_0>(width),
+        Packing::Bytes => pick_whole::<Bytes>(width),
         Packing::Q4_K => pick_whole::<Q4K>(width),
         Packing::Q6_K => pick_six_bits(width),
     }
@@ -63,6 +67,7 @@ pub(super) trait Whole {
 pub(super) struct Q4_0;
 pub(super) struct Q4_1;
 pub(super) struct Q8_0;
+pub(super) struct Bytes;
 pub(super) struct Q4K;
 
 #[inline(always)]
@@ -174,6 +179,24 @@ impl Whole for Q4K {
     }
 }
 
+/// Eight words of signed bytes, plus 128.
+#[inline(always)]
+unsafe fn bytes(quants: *const u8) -> [__m512i; 8] {
+    // SAFETY: the caller's pointer holds 512 bytes.
+    unsafe {
+        let sign = _mm512_set1_epi8(-128);
+        let word = |i: usize| _mm512_xor_si512(load(quants.add(64 * i)), sign);
+        [word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7)]
+    }
+}
+
+/// What sums of [`bytes`] start with: −128 · Σ.
+#[inline(always)]
+unsafe fn bytes_start(negative: *const i32) -> __m512i {
+    // SAFETY: the caller's pointer holds a value.
+    unsafe { _mm512_slli_epi32::<4>(_mm512_set1_epi32(*negative)) }
+}
+
 impl Whole for Q8_0 {
     const PACKING: Packing = Packing::Q8_0;
     const OFFSET: bool = false;
@@ -183,21 +206,36 @@ impl Whole for Q8_0 {
         // SAFETY: see above.
         unsafe { (halves(record), _mm512_setzero_ps()) }
     }
-    /// q + 128.
     #[inline(always)]
     unsafe fn values(quants: *const u8) -> [__m512i; 8] {
         // SAFETY: see above.
-        unsafe {
-            let sign = _mm512_set1_epi8(-128);
-            let word = |i: usize| _mm512_xor_si512(load(quants.add(64 * i)), sign);
-            [word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7)]
-        }
+        unsafe { bytes(quants) }
     }
-    /// −128 · Σ.
     #[inline(always)]
     unsafe fn start(negative: *const i32) -> __m512i {
         // SAFETY: see above.
-        unsafe { _mm512_slli_epi32::<4>(_mm512_set1_epi32(*negative)) }
+        unsafe { bytes_start(negative) }
+    }
+}
+
+impl Whole for Bytes {
+    const PACKING: Packing = Packing::Bytes;
+    const OFFSET: bool = true;
+    const ZERO: i8 = -128;
+    #[inline(always)]
+    unsafe fn scales(record: *const u8, _: usize) -> (__m512, __m512) {
+        // SAFETY: see above.
+        unsafe { (_mm512_loadu_ps(record.cast()), _mm512_loadu_ps(record.add(4 * LANES).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn values(quants: *const u8) -> [__m512i; 8] {
+        // SAFETY: see above.
+        unsafe { bytes(quants) }
+    }
+    #[inline(always)]
+    unsafe fn start(negative: *const i32) -> __m512i {
+        // SAFETY: see above.
+        unsafe { bytes_start(negative) }
     }
 }
 

@@ -10,13 +10,15 @@
 //!     column 16h + 4k + t.
 //! - scales, per record (32 columns, or 256 for the K types): 16 × f16 d, then what the type has more, each for 16 rows:
 //!   Q4_1: f16 m. Q4_K: f16 dmin, then per 32 columns u8 scales, u8 mins. Q6_K: per 32 columns two times i8 scales.
+//!   `Bytes`: f32 scale, f32 offset, no d.
 //! - floats have no scales; per column 16 values, columns padded to an even number.
 //!
-//! Types without an own packing are re-coded without loss: Q5_0 and IQ4_NL as bytes with Q8_0's scale, Q3_K as Q6_K.
+//! Types without an own packing are re-coded without loss, to more bytes: Q5_0 and IQ4_NL as bytes with Q8_0's scale, Q3_K as
+//! Q6_K, and Q5_1, Q5_K, IQ4_XS and MXFP4 as bytes with an f32 scale and an f32 offset (packing `Bytes`).
 
 use crate::{
     KernelError,
-    quant::{IQ4_VALUES, TensorType, TensorView, q3_k_scales, scales_and_mins},
+    quant::{IQ4_VALUES, MXFP4_VALUES, TensorType, TensorView, e8m0_half, f16_at, iq4_xs_scale, q3_k_scales, scales_and_mins},
 };
 
 /// Rows of a group.
@@ -32,6 +34,8 @@ pub(super) enum Packing {
     Q4_0,
     Q4_1,
     Q8_0,
+    /// Bytes with f32 scale and offset.
+    Bytes,
     Q4_K,
     Q6_K,
 }
@@ -45,9 +49,10 @@ impl Packing {
             TensorType::Q4_0 => Ok(Self::Q4_0),
             TensorType::Q4_1 => Ok(Self::Q4_1),
             TensorType::Q8_0 | TensorType::Q5_0 | TensorType::IQ4_NL => Ok(Self::Q8_0),
+            TensorType::Q5_1 | TensorType::Q5_K | TensorType::IQ4_XS | TensorType::MXFP4 => Ok(Self::Bytes),
             TensorType::Q4_K => Ok(Self::Q4_K),
             TensorType::Q6_K | TensorType::Q3_K => Ok(Self::Q6_K),
-            other => Err(KernelError::Unsupported(format!("weight type {}", other.name()))),
+            TensorType::Q2_K => Err(KernelError::Unsupported("weight type Q2_K".into())),
         }
     }
 
@@ -61,6 +66,7 @@ impl Packing {
             Self::F32 | Self::F16 | Self::BF16 => (1, 0),
             Self::Q4_0 | Self::Q8_0 => (1, 2 * LANES),
             Self::Q4_1 => (1, 4 * LANES),
+            Self::Bytes => (1, 8 * LANES),
             Self::Q4_K => (8, 20 * LANES),
             Self::Q6_K => (8, 18 * LANES),
         }
@@ -72,7 +78,7 @@ impl Packing {
             Self::F32 => 8 * LANES,
             Self::F16 | Self::BF16 => 4 * LANES,
             Self::Q4_0 | Self::Q4_1 | Self::Q4_K => 16 * LANES,
-            Self::Q8_0 => 32 * LANES,
+            Self::Q8_0 | Self::Bytes => 32 * LANES,
             Self::Q6_K => 24 * LANES,
         }
     }
@@ -116,8 +122,12 @@ pub(super) fn pack_group(view: &TensorView<'_>, packing: Packing, first: usize, 
             TensorType::Q4_K => target.q4_k(row),
             TensorType::Q6_K => target.q6_k(row),
             TensorType::Q3_K => target.q3_k(row),
-            // `Packing::of` refuses the others.
-            _ => {}
+            TensorType::Q5_1 => target.q5_1(row),
+            TensorType::Q5_K => target.q5_k(row),
+            TensorType::IQ4_XS => target.iq4_xs(row),
+            TensorType::MXFP4 => target.mxfp4(row),
+            // `Packing::of` refuses it.
+            TensorType::Q2_K => {}
         }
     }
 }
@@ -174,6 +184,56 @@ impl Lane<'_> {
         for k in 0..4 {
             let word = std::array::from_fn(|t| code(4 * k + t) & 15 | code(16 + 4 * k + t) << 4);
             Self::put_word(&mut self.quants[at..], self.lane, k, word);
+        }
+    }
+
+    /// Block `b` of packing `Bytes`.
+    fn put_bytes(&mut self, b: usize, scale: f32, offset: f32, code: impl Fn(usize) -> u8) {
+        for (i, value) in [scale, offset].into_iter().enumerate() {
+            self.scales[(b * 8 + i * 4) * LANES + 4 * self.lane..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+        let quants = &mut self.quants[b * 32 * LANES..][..32 * LANES];
+        for k in 0..8 {
+            Self::put_word(quants, self.lane, k, std::array::from_fn(|t| code(4 * k + t)));
+        }
+    }
+
+    fn q5_1(&mut self, row: &[u8]) {
+        for (b, block) in row.as_chunks::<24>().0.iter().enumerate() {
+            let high = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+            self.put_bytes(b, f16_at(block, 0), f16_at(block, 2), |i| {
+                block[8 + i % 16] >> (i / 16 * 4) & 15 | ((high >> i & 1) as u8) << 4
+            });
+        }
+    }
+
+    fn q5_k(&mut self, row: &[u8]) {
+        for (record, block) in row.as_chunks::<176>().0.iter().enumerate() {
+            let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
+            let packed: [u8; 12] = std::array::from_fn(|i| block[4 + i]);
+            for (j, (scale, min)) in scales_and_mins(&packed).into_iter().enumerate() {
+                let low = &block[48 + 32 * (j / 2)..];
+                self.put_bytes(record * 8 + j, d * f32::from(scale), -(dmin * f32::from(min)), |i| {
+                    low[i] >> (j % 2 * 4) & 15 | (block[16 + i] >> j & 1) << 4
+                });
+            }
+        }
+    }
+
+    fn iq4_xs(&mut self, row: &[u8]) {
+        for (record, block) in row.as_chunks::<136>().0.iter().enumerate() {
+            for j in 0..8 {
+                let codes = &block[8 + 16 * j..];
+                self.put_bytes(record * 8 + j, f16_at(block, 0) * f32::from(iq4_xs_scale(block, j)), 0.0, |i| {
+                    IQ4_VALUES[usize::from(codes[i % 16] >> (i / 16 * 4) & 15)] as u8
+                });
+            }
+        }
+    }
+
+    fn mxfp4(&mut self, row: &[u8]) {
+        for (b, block) in row.as_chunks::<17>().0.iter().enumerate() {
+            self.put_bytes(b, e8m0_half(block[0]), 0.0, |i| MXFP4_VALUES[usize::from(block[1 + i % 16] >> (i / 16 * 4) & 15)] as u8);
         }
     }
 

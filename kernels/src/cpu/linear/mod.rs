@@ -245,6 +245,7 @@ impl Segment {
     {
         let (scales, quants) = self.group(local);
         let tiling = activations.tiling(self.packing.is_float());
+        let blocks = self.packing.blocks(activations.columns());
         let mut each_tile = |run: &mut dyn FnMut(&Tile)| {
             for tile in 0..tiling.tiles() {
                 let (start, end) = (tiling.start(tile), tiling.start(tile + 1));
@@ -255,13 +256,15 @@ impl Segment {
                     stride: end - start,
                     scales: scales.as_ptr(),
                     quants: quants.as_ptr(),
-                    blocks: self.packing.blocks(activations.columns()),
+                    blocks,
                     q: quantised.q.as_ptr(),
                     d: quantised.d.as_ptr(),
                     s: quantised.s.as_ptr(),
                     negative: quantised.negative.as_ptr(),
                     negative_halves: quantised.negative_halves.as_ptr(),
                     x: activations.float_tile(start).as_ptr(),
+                    next: scales.as_ptr().wrapping_add(self.group_bytes),
+                    next_bytes: if tile == 0 { self.group_bytes / blocks.max(1) } else { 0 },
                     out: results.0.as_mut_ptr(),
                 });
                 done(start, &mut results.0.as_chunks_mut::<LANES>().0[..end - start]);
@@ -272,7 +275,6 @@ impl Segment {
         // results hold the widest tile.
         #[cfg(target_arch = "x86_64")]
         if self.matrix && matrix.0.is_some() {
-            let blocks = self.packing.blocks(activations.columns());
             // SAFETY: see above; a session lives, and activations have room for 16 rows behind the last block.
             let with_panel = |panel: &[amx::PanelBlock]| each_tile(&mut |tile| unsafe { amx::multiply(panel, tile) });
             // SAFETY: see above.

@@ -2,6 +2,9 @@
 //!
 //! Multiplications and additions are rounded apart here: a fused one is a library call where hardware lacks it.
 
+// One index runs through several arrays of registers; iterators would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use half::{bf16, f16};
 
 use super::{
@@ -24,12 +27,17 @@ fn halves_at(bytes: &[u8], at: usize) -> [f32; LANES] {
     std::array::from_fn(|lane| f16::from_le_bytes([bytes[at + 2 * lane], bytes[at + 2 * lane + 1]]).to_f32())
 }
 
+fn singles_at(bytes: &[u8], at: usize) -> [f32; LANES] {
+    std::array::from_fn(|lane| f32::from_le_bytes(std::array::from_fn(|i| bytes[at + 4 * lane + i])))
+}
+
 /// Block `b` of a group.
 pub(super) fn decode(packing: Packing, scales: &[u8], quants: &[u8], b: usize) -> Block {
     let (sub, scale_bytes) = packing.record();
     let record = &scales[b / sub * scale_bytes..][..scale_bytes];
     let quants = &quants[b * packing.quant_bytes()..][..packing.quant_bytes()];
-    let mut block = Block { values: [[0; 4 * LANES]; 8], scale: halves_at(record, 0), offset: [0.0; LANES], halves: [[1; LANES]; 2] };
+    let scale = if packing == Packing::Bytes { singles_at(record, 0) } else { halves_at(record, 0) };
+    let mut block = Block { values: [[0; 4 * LANES]; 8], scale, offset: [0.0; LANES], halves: [[1; LANES]; 2] };
     match packing {
         Packing::Q4_0 => nibbles(quants, 8, &mut block.values),
         Packing::Q4_1 => {
@@ -45,7 +53,10 @@ pub(super) fn decode(packing: Packing, scales: &[u8], quants: &[u8], b: usize) -
                 block.offset[lane] = -(dmin[lane] * f32::from(small[LANES + lane]));
             }
         }
-        Packing::Q8_0 => {
+        Packing::Q8_0 | Packing::Bytes => {
+            if packing == Packing::Bytes {
+                block.offset = singles_at(record, 4 * LANES);
+            }
             for (word, bytes) in block.values.iter_mut().zip(quants.as_chunks::<{ 4 * LANES }>().0) {
                 *word = bytes.map(|byte| byte as i8);
             }

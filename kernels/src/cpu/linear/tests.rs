@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::quant::{TensorType, dequantize, quantize_activations};
 
-const TYPES: [TensorType; 11] = [
+const TYPES: [TensorType; 15] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::BF16,
@@ -16,6 +16,10 @@ const TYPES: [TensorType; 11] = [
     TensorType::Q4_K,
     TensorType::Q6_K,
     TensorType::IQ4_NL,
+    TensorType::Q5_1,
+    TensorType::Q5_K,
+    TensorType::IQ4_XS,
+    TensorType::MXFP4,
 ];
 
 struct Random(u64);
@@ -51,10 +55,11 @@ fn weights(tensor_type: TensorType, rows: usize, columns: usize, random: &mut Ra
             TensorType::F32 => block = value.to_le_bytes().to_vec(),
             TensorType::F16 => block = f16::from_f32(value).to_le_bytes().to_vec(),
             TensorType::BF16 => block = half::bf16::from_f32(value).to_le_bytes().to_vec(),
-            TensorType::Q4_1 | TensorType::Q4_K => {
+            TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => {
                 block[..2].copy_from_slice(&scale);
                 block[2..4].copy_from_slice(&f16::from_f32(0.1 * random.value()).to_le_bytes());
             }
+            TensorType::MXFP4 => block[0] = 120 + random.next() as u8 % 12,
             TensorType::Q6_K => block[208..].copy_from_slice(&scale),
             TensorType::Q3_K => block[108..].copy_from_slice(&scale),
             _ => block[..2].copy_from_slice(&scale),

@@ -25,6 +25,9 @@ pub(super) struct Tile {
     pub(super) negative_halves: *const [i32; 2],
     /// f32 activations.
     pub(super) x: *const f32,
+    /// Bytes to ask for from memory meanwhile, this many a block: the next group's.
+    pub(super) next: *const u8,
+    pub(super) next_bytes: usize,
     /// Width × 16 results, aligned to 64 bytes.
     pub(super) out: *mut f32,
 }
