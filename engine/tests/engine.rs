@@ -67,7 +67,7 @@ async fn a_warm_prefix_is_counted_in_whole_blocks_and_leaves_one_token() {
             let started = said.started.unwrap();
             assert_eq!((started.prompt_tokens as usize, started.cached_tokens), (len, want), "{len} tokens");
         }
-        let salted = GenerateRequest { cache_salt: b"other".to_vec().into(), ..request(prompt.clone(), 1) };
+        let salted = GenerateRequest { cache_salt: b"other".to_vec(), ..request(prompt.clone(), 1) };
         assert_eq!(ask(&handle, salted).await.started.unwrap().cached_tokens, 0);
         let bypassing = GenerateRequest { bypass_prefix_cache: true, ..request(prompt, 1) };
         assert_eq!(ask(&handle, bypassing).await.started.unwrap().cached_tokens, 0);

@@ -102,6 +102,24 @@ fn the_last_admitted_is_preempted_and_comes_back_first() {
 }
 
 #[test]
+fn a_prefill_takes_the_blocks_of_a_later_ranked_decode_of_the_same_step() {
+    let mut s = Scheduler::new(SchedulerConfig { watermark_blocks: 0, max_prefill_chunk: 3, ..config(5) });
+    let mut plan = Plan::default();
+    let low = s.add(NewSequence { priority: 1, ..sequence(distinct(0, 3), 9, 0) }).unwrap();
+    step(&mut s, &mut plan);
+    let high = s.add(sequence(distinct(1, 16), 2, 1)).unwrap();
+    for _ in 0..4 {
+        assert_eq!(step(&mut s, &mut plan), [(low, 1), (high, 3)]);
+    }
+    // Now both need a block, and there is none: the decode was scheduled already, and is taken out again.
+    assert_eq!(step(&mut s, &mut plan), [(high, 3)]);
+    assert_eq!((plan.rows, plan.preempted.clone(), plan.admitted.len()), (3, vec![low], 0));
+    let tokens: Vec<u32> = distinct(0, 3).into_iter().chain([7; 6]).collect();
+    assert_eq!(s.cache().hit(&chain(BlockHash::root("", b""), &tokens, B), 9), 1, "the block that it would have filled is not named");
+    assert_eq!((s.running(), s.waiting(), s.cache().used()), (1, 1, 4));
+}
+
+#[test]
 fn lower_priority_numbers_run_first() {
     let mut s = Scheduler::new(SchedulerConfig { max_sequences: 1, ..config(32) });
     let mut plan = Plan::default();

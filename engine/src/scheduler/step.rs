@@ -147,9 +147,6 @@ impl Scheduler {
         for &registered in &plan.registered[entry.registered.0..entry.registered.1] {
             self.cache.withdraw(registered);
         }
-        if let Some((sequence, _)) = self.parts(entry.sequence) {
-            sequence.computed = entry.start;
-        }
     }
 
     fn admit(&mut self, plan: &mut Plan) {
