@@ -28,13 +28,7 @@ pub struct FaceConfig {
 
 impl Default for FaceConfig {
     fn default() -> Self {
-        Self {
-            max_body_bytes: 32 << 20,
-            api_key: None,
-            max_prompts: 1024,
-            keep_alive: Duration::from_secs(15),
-            completion_max_tokens: 16,
-        }
+        Self { max_body_bytes: 32 << 20, api_key: None, max_prompts: 1024, keep_alive: Duration::from_secs(15), completion_max_tokens: 16 }
     }
 }
 

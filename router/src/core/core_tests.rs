@@ -185,7 +185,10 @@ async fn choices_are_kept_apart() {
     let core = core_of(&[&worker]).await;
     let completed = complete(&core, Parameters { n: Some(2), ..Parameters::default() }).await;
     assert_eq!((completed.choices[0].text.as_str(), completed.choices[1].text.as_str()), ("a", "bb"));
-    assert_eq!((&completed.choices[0].reason, &completed.choices[1].reason), (&Some(FinishReason::EndOfSequence), &Some(FinishReason::Length)));
+    assert_eq!(
+        (&completed.choices[0].reason, &completed.choices[1].reason),
+        (&Some(FinishReason::EndOfSequence), &Some(FinishReason::Length))
+    );
     assert_eq!(completed.usage.completion_tokens, 4);
 }
 

@@ -19,7 +19,7 @@ use quire_proto::worker::v1::{FinishReason, GenerateEvent, GenerateRequest, Nume
 use tonic::{Code, Status};
 
 use crate::error::ApiError;
-use crate::fleet::{InFlight, Member, Model};
+use crate::fleet::{Fleet, InFlight, Member, Model};
 use crate::worker::EventStream;
 
 /// Metadata key by which a worker names the field at fault.
@@ -39,6 +39,7 @@ pub struct Dispatch {
 /// What is needed to send the request again.
 #[derive(Clone)]
 struct Plan {
+    fleet: Arc<Fleet>,
     model: Model,
     request: GenerateRequest,
     tried: Vec<Arc<Member>>,
@@ -60,15 +61,25 @@ struct Leg {
 enum LegItem {
     Event(GenerateEvent),
     /// These choices will not end there: the stream broke off (`status`), or the worker is leaving (none).
-    Lost { choices: Vec<u32>, member: Arc<Member>, status: Option<Status> },
+    Lost {
+        choices: Vec<u32>,
+        member: Arc<Member>,
+        status: Option<Status>,
+    },
 }
 
 impl Dispatch {
     /// Sends the request to a worker that takes it.
-    pub async fn start(model: Model, request: GenerateRequest, deadline: Option<Instant>, max_attempts: u32) -> Result<Self, ApiError> {
+    pub async fn start(
+        fleet: Arc<Fleet>,
+        model: Model,
+        request: GenerateRequest,
+        deadline: Option<Instant>,
+        max_attempts: u32,
+    ) -> Result<Self, ApiError> {
         let n = request.n.max(1);
-        let mut plan =
-            Plan { model, request: request.clone(), tried: Vec::new(), attempts_left: max_attempts, deadline, numerics: None };
+        let (tried, attempts_left) = (Vec::new(), max_attempts);
+        let mut plan = Plan { fleet, model, request: request.clone(), tried, attempts_left, deadline, numerics: None };
         let leg = plan.send(request, (0..n).collect()).await?;
         let mut legs = SelectAll::new();
         legs.push(leg);
@@ -176,6 +187,15 @@ impl Dispatch {
 }
 
 impl Plan {
+    /// Workers may have come since the request did. Only those that read its tokens the same way count.
+    fn look_again(&mut self) {
+        if let Ok(model) = self.fleet.snapshot().resolve(&self.model.name)
+            && model.card.tokenizer_hash == self.model.card.tokenizer_hash
+        {
+            self.model = model;
+        }
+    }
+
     /// Sends a request to a worker not tried yet, until one takes it.
     async fn send(&mut self, mut request: GenerateRequest, choices: Vec<u32>) -> Result<Leg, ApiError> {
         let tokens = (request.prompt_ids.len() + request.generated_ids.len()) as u32 + 1;
@@ -185,6 +205,7 @@ impl Plan {
                 // 0 would mean none.
                 request.deadline_ms = (deadline.saturating_duration_since(Instant::now()).as_millis() as u64).max(1);
             }
+            self.look_again();
             // Tokens may only be continued where they would have come out the same.
             let numerics = self.numerics.as_ref().filter(|_| !request.generated_ids.is_empty());
             let Some((serving, place)) = self.model.pick(tokens, &self.tried, numerics) else { break };
@@ -211,7 +232,8 @@ impl Plan {
 
 /// The worker, or the way to it, failed; not the request. A status with a source was made here, of a transport's error.
 fn is_loss(status: &Status) -> bool {
-    status.source().is_some() || matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted | Code::DataLoss)
+    status.source().is_some()
+        || matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Aborted | Code::DataLoss)
 }
 
 /// A worker's refusal as a client sees it.

@@ -128,7 +128,11 @@ impl Worker for Fake {
         if self.damaged.load(Ordering::SeqCst) {
             return Ok(Bytes::from_static(b"{}"));
         }
-        [TOKENIZER, TEMPLATE].into_iter().find(|bytes| digest(bytes) == hash).map(Bytes::from_static).ok_or_else(|| Status::not_found("artefact"))
+        [TOKENIZER, TEMPLATE]
+            .into_iter()
+            .find(|bytes| digest(bytes) == hash)
+            .map(Bytes::from_static)
+            .ok_or_else(|| Status::not_found("artefact"))
     }
 
     async fn watch(&self, interval_ms: u32) -> Result<LoadStream, Status> {
@@ -158,7 +162,12 @@ pub fn started() -> Say {
 }
 
 pub fn token(choice: u32, id: u32) -> Say {
-    event(Event::Token(Token { choice, position: 0, id, logprobs: Some(TokenLogprobs { logprob: Some(-1.0), ..TokenLogprobs::default() }) }))
+    event(Event::Token(Token {
+        choice,
+        position: 0,
+        id,
+        logprobs: Some(TokenLogprobs { logprob: Some(-1.0), ..TokenLogprobs::default() }),
+    }))
 }
 
 pub fn finished(choice: u32, reason: FinishReason, stop_token_id: Option<u32>) -> Say {

@@ -142,7 +142,8 @@ impl Core {
     /// # Errors
     /// Whatever is wrong with the request, or with the fleet.
     pub async fn generate(&self, request: TextRequest) -> Result<TextStream, ApiError> {
-        let deadline = (request.deadline_ms > 0).then(|| Instant::now() + Duration::from_millis(request.deadline_ms.min(u64::from(u32::MAX))));
+        let deadline =
+            (request.deadline_ms > 0).then(|| Instant::now() + Duration::from_millis(request.deadline_ms.min(u64::from(u32::MAX))));
         let permit = self.admission.clone().try_acquire_owned().map_err(|_| ApiError::Overloaded {
             message: format!("{} requests are in flight already; try again later.", self.config.max_in_flight),
             retry_after_s: self.config.retry_after_s,
@@ -159,7 +160,7 @@ impl Core {
         }
         let wire = wire_request(&card, &model.name, &parameters, request.request_id, request.cache_salt, prompt_ids.clone());
         let name = model.name.clone();
-        let dispatch = Dispatch::start(model, wire, deadline, self.config.max_attempts).await?;
+        let dispatch = Dispatch::start(self.fleet.clone(), model, wire, deadline, self.config.max_attempts).await?;
         let answer = Answer::start(dispatch, &text, &card, &parameters, prompt_ids, permit).await?;
         let inner = stream::unfold(answer, |mut answer| async move { answer.next().await.map(|event| (event, answer)) }).boxed();
         Ok(TextStream { model: name, inner })
@@ -277,7 +278,9 @@ fn named(error: ApiError, field: &str) -> ApiError {
 
 fn check_ids(card: &ModelCard, ids: &[u32], field: &str) -> Result<(), ApiError> {
     match ids.iter().find(|id| **id >= card.vocab_size) {
-        Some(id) => Err(ApiError::invalid(field, format!("`{field}` has {id}, out of vocabulary: this model has {} tokens.", card.vocab_size))),
+        Some(id) => {
+            Err(ApiError::invalid(field, format!("`{field}` has {id}, out of vocabulary: this model has {} tokens.", card.vocab_size)))
+        }
         None => Ok(()),
     }
 }

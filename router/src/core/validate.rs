@@ -234,10 +234,12 @@ mod tests {
 
     #[test]
     fn the_request_goes_before_the_models_defaults() {
-        let defaults = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), top_p: None, min_p: Some(0.1), repetition_penalty: Some(1.1) };
+        let defaults =
+            SamplingDefaults { temperature: Some(0.6), top_k: Some(20), top_p: None, min_p: Some(0.1), repetition_penalty: Some(1.1) };
         let silent = Parameters::default().sampling(&defaults, 7);
         assert_eq!((silent.temperature, silent.top_k, silent.top_p, silent.min_p, silent.repetition_penalty), (0.6, 20, 1.0, 0.1, 1.1));
-        let spoken = Parameters { temperature: Some(0.0), top_k: Some(-1), min_p: Some(0.0), ..Parameters::default() }.sampling(&defaults, 7);
+        let spoken =
+            Parameters { temperature: Some(0.0), top_k: Some(-1), min_p: Some(0.0), ..Parameters::default() }.sampling(&defaults, 7);
         assert_eq!((spoken.temperature, spoken.top_k, spoken.min_p, spoken.seed), (0.0, 0, 0.0, 7));
         assert_eq!(Parameters { temperature: Some(1e-30), ..Parameters::default() }.sampling(&defaults, 7).temperature, 0.01);
     }

@@ -133,12 +133,7 @@ impl Fleet {
     /// Waits until [`Fleet::ready`], at most `limit`; tells whether it is.
     pub async fn wait_ready(&self, limit: Duration) -> bool {
         let mut changed = self.shared.changed.subscribe();
-        tokio::time::timeout(limit, async {
-            while !self.ready() && changed.changed().await.is_ok() {}
-        })
-        .await
-        .is_ok()
-            && self.ready()
+        tokio::time::timeout(limit, async { while !self.ready() && changed.changed().await.is_ok() {} }).await.is_ok() && self.ready()
     }
 
     /// What is served where, now.

@@ -53,7 +53,8 @@ impl RemoteWorker {
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .keep_alive_while_idle(true);
-        let client = || WorkerClient::new(endpoint.connect_lazy()).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
+        let client =
+            || WorkerClient::new(endpoint.connect_lazy()).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE);
         Ok(Self { clients: (0..CONNECTIONS).map(|_| client()).collect(), next: AtomicUsize::new(0) })
     }
 
@@ -90,3 +91,7 @@ impl Worker for RemoteWorker {
         Ok(self.client().watch(WatchRequest { interval_ms }).await?.into_inner().boxed())
     }
 }
+
+#[cfg(test)]
+#[path = "remote_tests.rs"]
+mod tests;

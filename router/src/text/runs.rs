@@ -25,7 +25,9 @@ fn kind(character: char) -> Kind {
         'a'..='z' | 'A'..='Z' => Kind::Letter,
         '0'..='9' => Kind::Digit,
         ' ' | '\t' | '\n' | '\r' => Kind::Space,
-        '\0'..='\x7f' | '\u{2000}'..='\u{206f}' | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ff0f}' if !character.is_whitespace() => Kind::Other,
+        '\0'..='\x7f' | '\u{2000}'..='\u{206f}' | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ff0f}' if !character.is_whitespace() => {
+            Kind::Other
+        }
         c if c.is_whitespace() => Kind::Space,
         c if c.is_alphabetic() => Kind::Letter,
         c if c.is_numeric() => Kind::Digit,

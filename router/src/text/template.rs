@@ -85,10 +85,8 @@ impl ChatTemplate {
         }
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(BASE_FUEL + FUEL_PER_BYTE * size as u64));
-        let text = environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Serde(&variables)))
-            .map_err(|error| refused(&error))?;
+        let text =
+            environment.get_template(NAME).and_then(|template| template.render(Serde(&variables))).map_err(|error| refused(&error))?;
         Ok(match marker {
             Some(marker) => marker.unmark(&text),
             None => Rendered { text, marks: Vec::new() },

@@ -35,7 +35,10 @@ fn tojson_is_pythons() {
     let value = json!([{"role": "user", "content": {"b": [1, 2.0, null, true], "a": "é<'&\""}}]);
     assert_eq!(render("{{ messages[0].content | tojson }}", value.clone()), r#"{"b": [1, 2.0, null, true], "a": "é<'&\""}"#);
     assert_eq!(render("{{ messages[0].content.b | tojson(indent=2) }}", value.clone()), "[\n  1,\n  2.0,\n  null,\n  true\n]");
-    assert_eq!(render("{{ messages[0].content | tojson(separators=(',', ':'), sort_keys=true) }}", value), r#"{"a":"é<'&\"","b":[1,2.0,null,true]}"#);
+    assert_eq!(
+        render("{{ messages[0].content | tojson(separators=(',', ':'), sort_keys=true) }}", value),
+        r#"{"a":"é<'&\"","b":[1,2.0,null,true]}"#
+    );
 }
 
 #[test]
@@ -108,4 +111,18 @@ fn thoughts_of_an_assistant_stay_whole_for_the_template() {
     let source = "{{ messages[0].content.split('</think>')[-1] }}";
     let messages = json!([{"role": "assistant", "content": "hm</think>yes"}]);
     assert_eq!(template(source).render(&prompt(messages), &specials).unwrap().text, "yes");
+}
+
+/// The template of SmolLM2, whose rendering by Hugging Face is in the model's golden record.
+#[test]
+fn a_real_template_renders_as_in_hugging_face() {
+    let source = include_str!("../../testdata/smollm2.jinja");
+    let system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n";
+    let messages = json!([
+        {"role": "user", "content": "Hi!"},
+        {"role": "assistant", "content": "Hello! How can I help?"},
+        {"role": "user", "content": "Name three fruits."}
+    ]);
+    let want = "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\nHello! How can I help?<|im_end|>\n<|im_start|>user\nName three fruits.<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(render(source, messages), format!("{system}{want}"));
 }
