@@ -92,13 +92,13 @@ pub enum Activation {
 }
 
 /// RMS norm: x / √(mean(x²) + epsilon) · weight.
-pub struct Norm<'a, B: Backend + ?Sized> {
+pub struct Norm<'a, B: Backend> {
     pub weight: &'a B::Buffer,
     pub epsilon: f32,
 }
 
 /// A low-rank addition to a linear: y += scale · B (A x).
-pub struct LowRank<B: Backend + ?Sized> {
+pub struct LowRank<B: Backend> {
     /// rank × in.
     pub a: B::Linear,
     /// out × rank.
@@ -107,14 +107,14 @@ pub struct LowRank<B: Backend + ?Sized> {
 }
 
 /// A linear with its adapters: row `r` uses `adapters[inputs.adapters[r]]`, if both exist.
-pub struct Linear<'a, B: Backend + ?Sized> {
+pub struct Linear<'a, B: Backend> {
     pub weight: &'a B::Linear,
     /// Empty: no adapters are loaded for this linear.
     pub adapters: &'a [Option<LowRank<B>>],
 }
 
 /// Q, K and V projection, rotation, and the write of K and V into the cache.
-pub struct QkvArgs<'a, B: Backend + ?Sized> {
+pub struct QkvArgs<'a, B: Backend> {
     pub norm: Norm<'a, B>,
     /// (heads + 2 · kv_heads) · head_dim rows: Q, then K, then V; with its bias, if the model has one.
     pub linear: Linear<'a, B>,
@@ -198,35 +198,73 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Copies the plan's `block_copies` in all layers.
     fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError>;
     /// out[row] = scale · table[input id], where an input may name a row of the last step's `sampled`. `out` is rows × in.
-    fn embed(&self, inputs: &Self::Inputs, table: &Self::Linear, sampled: &Self::Sampled, scale: f32, out: &mut Self::Buffer) -> Result<(), KernelError>;
+    fn embed(
+        &self,
+        inputs: &Self::Inputs,
+        table: &Self::Linear,
+        sampled: &Self::Sampled,
+        scale: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
     /// out[row] = factor · (cos(p·f_0) …, sin(p·f_0) …) for position p of the row; `frequencies` has rope_dim / 2 values.
     fn rope_rows(&self, inputs: &Self::Inputs, frequencies: &Self::Buffer, factor: f32, out: &mut Self::Buffer) -> Result<(), KernelError>;
     /// Norm, projection, rotation; K and V go to their slots as stored in the cache, Q to `q` (rows × heads · head_dim).
     fn qkv_rope_write(
-        &self, inputs: &Self::Inputs, args: &QkvArgs<'_, Self>, hidden: &Self::Buffer, kv: &mut Self::Kv, q: &mut Self::Buffer,
+        &self,
+        inputs: &Self::Inputs,
+        args: &QkvArgs<'_, Self>,
+        hidden: &Self::Buffer,
+        kv: &mut Self::Kv,
+        q: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
     /// Paged attention over the ragged batch, prefill and decode rows together; `out` is rows × heads · head_dim.
     fn attention(
-        &self, inputs: &Self::Inputs, args: &AttentionArgs, q: &Self::Buffer, kv: &Self::Kv, out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        args: &AttentionArgs,
+        q: &Self::Buffer,
+        kv: &Self::Kv,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
     /// residual += linear(x).
     fn linear_add(
-        &self, inputs: &Self::Inputs, linear: &Linear<'_, Self>, x: &Self::Buffer, residual: &mut Self::Buffer, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        linear: &Linear<'_, Self>,
+        x: &Self::Buffer,
+        residual: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
     /// out = activation(gate) · up, where (gate, up) = linear(norm(hidden)): the first half of the rows is the gate.
     fn gate_up(
-        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, activation: Activation, hidden: &Self::Buffer,
-        out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        norm: &Norm<'_, Self>,
+        linear: &Linear<'_, Self>,
+        activation: Activation,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
     /// logits[i] = linear(norm(hidden[logit_rows[i]])); `logits` is logit rows × vocabulary.
     fn logits(
-        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Self::Linear, hidden: &Self::Buffer, logits: &mut Self::Buffer,
+        &self,
+        inputs: &Self::Inputs,
+        norm: &Norm<'_, Self>,
+        linear: &Self::Linear,
+        hidden: &Self::Buffer,
+        logits: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
     /// Turns each logit row into a token; see [`crate::reference::sample`] for the definition. May overwrite `logits`.
     fn sample(
-        &self, inputs: &Self::Inputs, logits: &mut Self::Buffer, sampled: &mut Self::Sampled, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        logits: &mut Self::Buffer,
+        sampled: &mut Self::Sampled,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
 
     // Read back.

@@ -80,7 +80,8 @@ impl HostInputs {
         require(plan.positions.len() == rows, || format!("positions: {} entries for {rows} rows", plan.positions.len()))?;
         require(plan.adapters.len() == rows, || format!("adapters: {} entries for {rows} rows", plan.adapters.len()))?;
         for &input in &plan.inputs {
-            let (row, limit) = ((input & !SAMPLED_ROW) as usize, if input & SAMPLED_ROW == 0 { self.vocabulary } else { limits.logit_rows });
+            let (row, limit) =
+                ((input & !SAMPLED_ROW) as usize, if input & SAMPLED_ROW == 0 { self.vocabulary } else { limits.logit_rows });
             require(row < limit, || format!("inputs: {row} is not below {limit}"))?;
         }
         require(plan.adapters.iter().all(|&a| a >= -1), || "adapters: below -1".into())?;
@@ -139,7 +140,9 @@ impl HostInputs {
         };
         shape(op, layer < kv.layers, || format!("layer {layer} of a cache with {}", kv.layers))?;
         let slots = kv.blocks * kv.block_size;
-        shape(op, self.plan.rows() == 0 || (bounds.largest_slot as usize) < slots, || format!("slots: {} is not below {slots}", bounds.largest_slot))?;
+        shape(op, self.plan.rows() == 0 || (bounds.largest_slot as usize) < slots, || {
+            format!("slots: {} is not below {slots}", bounds.largest_slot)
+        })?;
         shape(op, (bounds.largest_block as usize) < kv.blocks || self.plan.sequences() == 0, || {
             format!("block_tables: {} is not below {}", bounds.largest_block, kv.blocks)
         })?;
@@ -159,7 +162,9 @@ fn check_group(plan: &StepPlan, group: usize, limit: usize) -> Result<GroupBound
     let stride = *stride;
     require(slots.len() == plan.rows(), || format!("groups[{group}].slots: {} entries for {} rows", slots.len(), plan.rows()))?;
     require(stride <= limit, || format!("groups[{group}].stride: {stride}, at most {limit}"))?;
-    require(tables.len() == plan.sequences() * stride, || format!("groups[{group}].block_tables: {} entries, not sequences × stride", tables.len()))?;
+    require(tables.len() == plan.sequences() * stride, || {
+        format!("groups[{group}].block_tables: {} entries, not sequences × stride", tables.len())
+    })?;
     let largest_slot = slots.iter().max().copied().unwrap_or(0);
     let largest_block = tables.iter().max().copied().unwrap_or(0);
     Ok(GroupBounds { largest_slot, largest_block, stride })

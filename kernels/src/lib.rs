@@ -10,6 +10,9 @@
 //!
 //! Knows shapes, data types and instruction sets; no request, no model name.
 
+// Kernels take many things and walk several arrays in lockstep.
+#![allow(clippy::too_many_arguments, clippy::needless_range_loop)]
+
 pub mod backend;
 pub mod cpu;
 #[cfg(feature = "cuda")]

@@ -213,7 +213,9 @@ impl SamplingPlan {
         require(self.bias_values.len() == self.bias_ids.len(), || "sampling.bias_values: not as long as bias_ids".into())?;
         require(self.history_counts.len() == self.history_ids.len(), || "sampling.history_counts: not as long as history_ids".into())?;
         let known = |id: u32| (id as usize) < vocabulary;
-        require(self.targets.iter().all(|&id| id == crate::plan::NO_TOKEN || known(id)), || "sampling.targets: outside the vocabulary".into())?;
+        require(self.targets.iter().all(|&id| id == crate::plan::NO_TOKEN || known(id)), || {
+            "sampling.targets: outside the vocabulary".into()
+        })?;
         require(self.bias_ids.iter().all(|&id| known(id)), || "sampling.bias_ids: outside the vocabulary".into())?;
         require(self.history_ids.iter().all(|&id| known(id)), || "sampling.history_ids: outside the vocabulary".into())?;
         let masks = self.masks.len() / vocabulary.div_ceil(32).max(1);
@@ -259,13 +261,15 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert!(exp(f32::NAN).is_nan());
-        let worst = (0..870_000).map(|i| -i as f32 * 1e-4).map(|x| (f64::from(exp(x)) / f64::from(x).exp() - 1.0).abs()).fold(0.0, f64::max);
+        let worst =
+            (0..870_000).map(|i| -i as f32 * 1e-4).map(|x| (f64::from(exp(x)) / f64::from(x).exp() - 1.0).abs()).fold(0.0, f64::max);
         assert!(worst < 1.5e-7, "{worst:e}");
     }
 
     #[test]
     fn order_is_by_logit_then_id() {
-        let mut keys: Vec<u64> = [(1.0, 5), (f32::NEG_INFINITY, 0), (-0.0, 9), (0.0, 3), (-2.5, 1), (1.0, 2)].map(|(z, id)| order_key(z, id)).into();
+        let mut keys: Vec<u64> =
+            [(1.0, 5), (f32::NEG_INFINITY, 0), (-0.0, 9), (0.0, 3), (-2.5, 1), (1.0, 2)].map(|(z, id)| order_key(z, id)).into();
         keys.sort_unstable();
         let order: Vec<(f32, u32)> = keys.into_iter().map(from_order_key).collect();
         assert_eq!(order, [(1.0, 2), (1.0, 5), (0.0, 3), (0.0, 9), (-2.5, 1), (f32::NEG_INFINITY, 0)]);

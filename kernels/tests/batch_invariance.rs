@@ -1,6 +1,8 @@
 //! A row's bits depend on nothing but its sequence: not on what is computed beside it, how its prefill is cut, or on how many
 //! threads.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::needless_range_loop)] // Helpers of tests.
+
 mod common;
 
 use common::{Model, Random, Shape, Tables, Weights, limits, no_adapter};
@@ -47,7 +49,11 @@ fn run(isa: Isa, threads: usize, weights: &Weights, tables: &Tables, lengths: &[
             for position in from..to {
                 let part = |all: &[f32], width: usize| all[row * width..][..width].to_vec();
                 let mut bits: Vec<u32> = Vec::new();
-                for values in [part(&record.attention, shape.heads * shape.head_dim), part(&record.after_down, shape.hidden), part(&record.logits, shape.vocabulary)] {
+                for values in [
+                    part(&record.attention, shape.heads * shape.head_dim),
+                    part(&record.after_down, shape.hidden),
+                    part(&record.logits, shape.vocabulary),
+                ] {
                     assert!(values.iter().all(|v| v.is_finite()));
                     bits.extend(values.iter().map(|v| v.to_bits()));
                 }

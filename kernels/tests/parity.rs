@@ -4,6 +4,8 @@
 //! fed what the reference's ops gave, so that rounding does not add up from op to op (behind a quantiser, one that falls to
 //! the other side would be a thousand times the bound).
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::needless_range_loop)] // Helpers of tests.
+
 mod common;
 
 use common::{Model, Random, Record, Shape, Tables, Tensor, Weights, limits, no_adapter};
@@ -23,7 +25,10 @@ fn distance(got: &[f32], want: &[f32], width: usize) -> f32 {
         .zip(want.chunks(width))
         .map(|(got, want)| {
             let scale = want.iter().fold(1e-20, |m: f32, v| m.max(v.abs()));
-            got.iter().zip(want).map(|(g, w)| if g == w { 0.0 } else { (g - w).abs() / scale }).fold(0.0, |a: f32, b| if b > a || b.is_nan() { b } else { a })
+            got.iter()
+                .zip(want)
+                .map(|(g, w)| if g == w { 0.0 } else { (g - w).abs() / scale })
+                .fold(0.0, |a: f32, b| if b > a || b.is_nan() { b } else { a })
         })
         .fold(0.0, |a: f32, b| if b > a || b.is_nan() { b } else { a })
 }
@@ -123,14 +128,26 @@ fn compare(isa: Isa, threads: usize, weights: &Weights, plans: &[StepPlan], wors
 
 fn supported(isa: Isa) -> Vec<TensorType> {
     let backend = cpu(isa, 1);
-    TensorType::ALL.into_iter().filter(|&t| backend.linear(&[Tensor::random(&mut Random(1), t, 32, 256, 1.0).view()], None).is_ok()).collect()
+    TensorType::ALL
+        .into_iter()
+        .filter(|&t| backend.linear(&[Tensor::random(&mut Random(1), t, 32, 256, 1.0).view()], None).is_ok())
+        .collect()
 }
 
 #[test]
 fn every_weight_type() {
     for isa in Isa::all_available() {
         let types = supported(isa);
-        for needed in [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4_1, TensorType::Q4_K, TensorType::Q6_K] {
+        for needed in [
+            TensorType::F32,
+            TensorType::F16,
+            TensorType::BF16,
+            TensorType::Q8_0,
+            TensorType::Q4_0,
+            TensorType::Q4_1,
+            TensorType::Q4_K,
+            TensorType::Q6_K,
+        ] {
             assert!(types.contains(&needed), "{}: {needed:?}", isa.name());
         }
         let mut worst = Worst(Vec::new());
@@ -163,7 +180,8 @@ fn random_shapes_and_ragged_batches() {
                 shape.heads = shape.kv_heads;
             }
             // Widths of all kinds need float weights; the quantised types have their own test.
-            let types = [random.pick(&[TensorType::F32, TensorType::F16, TensorType::BF16]), random.pick(&[TensorType::F32, TensorType::F16])];
+            let types =
+                [random.pick(&[TensorType::F32, TensorType::F16, TensorType::BF16]), random.pick(&[TensorType::F32, TensorType::F16])];
             let adapters = random.below(2) == 0;
             let weights = Weights::random(random, shape, types, TensorType::Q8_0, adapters);
             let (tables, steps) = random_steps(random, &shape);

@@ -1,5 +1,7 @@
 //! Sampling on the CPU backend gives what the reference gives, and draws as often as the probabilities say.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::needless_range_loop)] // Helpers of tests.
+
 mod common;
 
 use common::{Model, Random, Shape, Weights, greedy, limits};
@@ -126,7 +128,9 @@ fn same_tokens_as_the_reference() {
                 let logits: Vec<f32> = (0..rows).flat_map(|_| random_logits(random, vocabulary)).collect();
                 let (got, want) = (fast.sample(&plan, &logits).unwrap(), slow.sample(&plan, &logits).unwrap());
                 for row in 0..rows {
-                    let context = || format!("{} seed {seed} vocabulary {vocabulary} row {row}: {:?}", isa.name(), plan.sampling.row(row, vocabulary));
+                    let context = || {
+                        format!("{} seed {seed} vocabulary {vocabulary} row {row}: {:?}", isa.name(), plan.sampling.row(row, vocabulary))
+                    };
                     assert_eq!(got.ids[row], want.ids[row], "{}", context());
                     assert_eq!(got.logprobs[row].to_bits(), want.logprobs[row].to_bits(), "{}", context());
                     assert!(got.top(row).eq(want.top(row)), "{}", context());
@@ -169,7 +173,13 @@ fn draws_follow_the_distribution() {
     let mut model = fast(Isa::detect(), &weights);
     let logits: Vec<f32> = (0..vocabulary).map(|i| (i as f32 * 0.77).sin() * 2.0).collect();
     let all: Vec<f32> = (0..rows).flat_map(|_| logits.clone()).collect();
-    for (temperature, top_k, top_p, min_p, by_seed) in [(1.0, 0, 1.0, 0.0, false), (0.6, 0, 1.0, 0.0, true), (1.3, 6, 1.0, 0.0, false), (1.0, 0, 0.8, 0.0, true), (1.0, 0, 1.0, 0.2, false)] {
+    for (temperature, top_k, top_p, min_p, by_seed) in [
+        (1.0, 0, 1.0, 0.0, false),
+        (0.6, 0, 1.0, 0.0, true),
+        (1.3, 6, 1.0, 0.0, false),
+        (1.0, 0, 0.8, 0.0, true),
+        (1.0, 0, 1.0, 0.2, false),
+    ] {
         let mut order: Vec<usize> = (0..vocabulary).collect();
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
         let weight = |i: usize| (f64::from(logits[i]) / f64::from(temperature)).exp();

@@ -113,7 +113,8 @@ impl AttentionScratch {
                 work += keys * n as usize * heads;
                 let chunks = keys.div_ceil(CHUNK);
                 for kv_head in 0..kv_heads as u32 {
-                    let item = Item { sequence: s as u32, kv_head, first_row, tokens: n, first_chunk: 0, last_chunk: chunks as u32, split: WHOLE };
+                    let item =
+                        Item { sequence: s as u32, kv_head, first_row, tokens: n, first_chunk: 0, last_chunk: chunks as u32, split: WHOLE };
                     let rows = n as usize * group * chunks;
                     let parts = wanted.min(chunks);
                     if parts < 2 || base + rows > self.partial_rows {
@@ -151,7 +152,14 @@ struct Call<'a> {
 
 /// Runs attention; shapes have been checked against the plan, the cache and the scratch.
 pub(super) fn attention(
-    pool: &Pool, kernels: &'static Kernels, plan: &StepPlan, args: &AttentionArgs, q: &[f32], kv: &CpuKv, out: &mut [f32], scratch: &mut AttentionScratch,
+    pool: &Pool,
+    kernels: &'static Kernels,
+    plan: &StepPlan,
+    args: &AttentionArgs,
+    q: &[f32],
+    kv: &CpuKv,
+    out: &mut [f32],
+    scratch: &mut AttentionScratch,
 ) {
     let work = scratch.cut(plan, args.kv_heads, args.heads, pool.threads()) * args.head_dim;
     let items = Chunks::new(scratch.items.len(), 1);
@@ -225,8 +233,8 @@ impl Call<'_> {
     }
 
     fn attend(&self, tile: &Tile, chunk: usize) {
-        // SAFETY: as in `item`; the element type is the cache's.
         match self.kv.shape.kv_type {
+            // SAFETY: as in `item`; the element type is the cache's.
             KvType::F32 => unsafe { (self.kernels.attend_f32)(tile, chunk) },
             // SAFETY: as above.
             KvType::F16 => unsafe { (self.kernels.attend_f16)(tile, chunk) },

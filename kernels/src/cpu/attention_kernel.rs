@@ -215,7 +215,13 @@ unsafe fn score_groups<S: Simd, T: Element, const R: usize>(tile: &Tile, row: us
 
 /// q·k of R rows and J vectors of keys.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize>(tile: &Tile, row: usize, group: usize, keys: *const *const T, stride: usize) {
+unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize>(
+    tile: &Tile,
+    row: usize,
+    group: usize,
+    keys: *const *const T,
+    stride: usize,
+) {
     unsafe {
         let q = tile.q.add(row * tile.head_dim);
         let mut pointers = [std::ptr::null::<T>(); J];
@@ -334,16 +340,28 @@ unsafe fn value_rows<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize,
 }
 
 #[inline(always)]
-unsafe fn value_columns<S: Simd, T: Element, const R: usize>(tile: &Tile, row: usize, sub: usize, values: &[*const T; SUB], from: usize, to: usize) {
+unsafe fn value_columns<S: Simd, T: Element, const R: usize>(
+    tile: &Tile,
+    row: usize,
+    sub: usize,
+    values: &[*const T; SUB],
+    from: usize,
+    to: usize,
+) {
     if from >= to {
         return;
     }
     unsafe {
         let (mut column, columns) = (0, tile.padded / LANES);
         if S::MANY_REGISTERS {
-            while column + 4 <= columns {
+            // Not 4 and a lone one, which would wait for its own sums.
+            while column + 4 <= columns && columns - column != 5 {
                 value_tile::<S, T, R, 4>(tile, row, sub, values, from, to, column);
                 column += 4;
+            }
+            if columns - column == 3 || columns - column == 5 {
+                value_tile::<S, T, R, 3>(tile, row, sub, values, from, to, column);
+                column += 3;
             }
         }
         if S::MANY_REGISTERS || R <= 3 {
@@ -363,7 +381,13 @@ unsafe fn value_columns<S: Simd, T: Element, const R: usize>(tile: &Tile, row: u
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 unsafe fn value_tile<S: Simd, T: Element, const R: usize, const J: usize>(
-    tile: &Tile, row: usize, sub: usize, values: &[*const T; SUB], from: usize, to: usize, column: usize,
+    tile: &Tile,
+    row: usize,
+    sub: usize,
+    values: &[*const T; SUB],
+    from: usize,
+    to: usize,
+    column: usize,
 ) {
     unsafe {
         let out = tile.piece.values.add(row * tile.padded + column * LANES);

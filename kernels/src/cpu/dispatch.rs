@@ -5,8 +5,7 @@ use super::{
     activation_kernel, attention_kernel,
     attention_kernel::{State, Tile},
     isa::Isa,
-    sample_kernel,
-    simd,
+    sample_kernel, simd,
 };
 use crate::backend::Activation;
 
@@ -26,17 +25,18 @@ pub(super) struct Kernels {
     pub largest: unsafe fn(&[f32]) -> Option<f32>,
     pub find: unsafe fn(&[f32], f32) -> usize,
     pub mass: unsafe fn(&[f32], f32, f32) -> f64,
+    pub mass_of_keys: unsafe fn(&[u64], f32, f32) -> f64,
     pub collect: unsafe fn(&[f32], f32, &mut Vec<u64>),
 }
 
 macro_rules! table {
-    ($name:ident, $simd:ty, $mass:ident $(, $features:literal)?) => {
+    ($name:ident, $simd:ty, $mass:ident, $mass_of_keys:ident $(, $features:literal)?) => {
         mod $name {
             #![allow(clippy::undocumented_unsafe_blocks)] // Instantiations: callers keep the promises of the kernels.
             use super::*;
 
             pub(super) static KERNELS: Kernels =
-                Kernels { attend_f32, attend_f16, clear, merge, finish, gate, narrow, largest, find, mass, collect };
+                Kernels { attend_f32, attend_f16, clear, merge, finish, gate, narrow, largest, find, mass, mass_of_keys, collect };
 
             $(#[target_feature(enable = $features)])?
             unsafe fn attend_f32(tile: &Tile, chunk: usize) {
@@ -79,6 +79,10 @@ macro_rules! table {
                 unsafe { sample_kernel::$mass::<$simd>(logits, max, temperature) }
             }
             $(#[target_feature(enable = $features)])?
+            unsafe fn mass_of_keys(keys: &[u64], max: f32, temperature: f32) -> f64 {
+                unsafe { sample_kernel::$mass_of_keys::<$simd>(keys, max, temperature) }
+            }
+            $(#[target_feature(enable = $features)])?
             unsafe fn collect(logits: &[f32], least: f32, keys: &mut Vec<u64>) {
                 unsafe { sample_kernel::collect::<$simd>(logits, least, keys) }
             }
@@ -86,11 +90,11 @@ macro_rules! table {
     };
 }
 
-table!(portable, simd::Portable, mass_by_definition);
+table!(portable, simd::Portable, mass_by_definition, mass_of_keys_by_definition);
 #[cfg(target_arch = "x86_64")]
-table!(avx2, simd::Avx2, mass, "avx2,fma,f16c");
+table!(avx2, simd::Avx2, mass, mass_of_keys, "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-table!(avx512, simd::Avx512, mass, "avx2,fma,f16c,avx512f,avx512dq,avx512bw,avx512vl");
+table!(avx512, simd::Avx512, mass, mass_of_keys, "avx2,fma,f16c,avx512f,avx512dq,avx512bw,avx512vl");
 
 /// The table of a level that this machine has.
 pub(super) fn kernels(isa: Isa) -> &'static Kernels {

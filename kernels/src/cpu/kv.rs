@@ -37,7 +37,7 @@ pub(super) struct KvLayout {
 
 impl CpuKv {
     pub(super) fn new(kv: &KvShape) -> Result<Self, KernelError> {
-        let good = kv.block_size > 0 && kv.block_size % LANES == 0 && CHUNK % kv.block_size == 0;
+        let good = kv.block_size > 0 && kv.block_size.is_multiple_of(LANES) && CHUNK.is_multiple_of(kv.block_size);
         shape("kv", good, || format!("block size {}: not a multiple of {LANES} that divides {CHUNK}", kv.block_size))?;
         shape("kv", kv.head_dim > 0 && kv.kv_heads > 0, || "no heads".into())?;
         let padded = kv.head_dim.next_multiple_of(LANES);

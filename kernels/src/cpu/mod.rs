@@ -103,7 +103,7 @@ impl CpuBackend {
     fn check_heads(op: &'static str, args: &AttentionArgs, kv: &CpuKv, scratch: &AttentionScratch) -> Result<(), KernelError> {
         let &AttentionArgs { heads, kv_heads, head_dim, .. } = args;
         shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
-        shape(op, kv_heads > 0 && heads > 0 && heads % kv_heads == 0, || format!("{heads} heads over {kv_heads}"))?;
+        shape(op, kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || format!("{heads} heads over {kv_heads}"))?;
         shape(op, scratch.fits(heads / kv_heads, head_dim), || format!("{heads} heads of {head_dim}: more than the workspace was made for"))
     }
 }
@@ -182,7 +182,14 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn embed(&self, inputs: &Self::Inputs, table: &Self::Linear, sampled: &Self::Sampled, scale: f32, out: &mut Self::Buffer) -> Result<(), KernelError> {
+    fn embed(
+        &self,
+        inputs: &Self::Inputs,
+        table: &Self::Linear,
+        sampled: &Self::Sampled,
+        scale: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError> {
         let (ids, width) = (&inputs.plan().inputs, table.columns());
         expect_len("embed", "out", out, ids.len() * width)?;
         let out = Shared::new(out);
@@ -211,14 +218,25 @@ impl Backend for CpuBackend {
     }
 
     fn qkv_rope_write(
-        &self, inputs: &Self::Inputs, args: &QkvArgs<'_, Self>, hidden: &Self::Buffer, kv: &mut Self::Kv, q: &mut Self::Buffer,
+        &self,
+        inputs: &Self::Inputs,
+        args: &QkvArgs<'_, Self>,
+        hidden: &Self::Buffer,
+        kv: &mut Self::Kv,
+        q: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         self.run_qkv(inputs, args, hidden, kv, q, workspace)
     }
 
     fn attention(
-        &self, inputs: &Self::Inputs, args: &AttentionArgs, q: &Self::Buffer, kv: &Self::Kv, out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        args: &AttentionArgs,
+        q: &Self::Buffer,
+        kv: &Self::Kv,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let (plan, op) = (inputs.plan(), "attention");
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
@@ -231,26 +249,48 @@ impl Backend for CpuBackend {
     }
 
     fn linear_add(
-        &self, inputs: &Self::Inputs, linear: &Linear<'_, Self>, x: &Self::Buffer, residual: &mut Self::Buffer, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        linear: &Linear<'_, Self>,
+        x: &Self::Buffer,
+        residual: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         self.run_linear_add(inputs, linear, x, residual, workspace)
     }
 
     fn gate_up(
-        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, activation: Activation, hidden: &Self::Buffer,
-        out: &mut Self::Buffer, workspace: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        norm: &Norm<'_, Self>,
+        linear: &Linear<'_, Self>,
+        activation: Activation,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         self.run_gate_up(inputs, norm, linear, activation, hidden, out, workspace)
     }
 
     fn logits(
-        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Self::Linear, hidden: &Self::Buffer, logits: &mut Self::Buffer,
+        &self,
+        inputs: &Self::Inputs,
+        norm: &Norm<'_, Self>,
+        linear: &Self::Linear,
+        hidden: &Self::Buffer,
+        logits: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         self.run_logits(inputs, norm, linear, hidden, logits, workspace)
     }
 
-    fn sample(&self, inputs: &Self::Inputs, logits: &mut Self::Buffer, sampled: &mut Self::Sampled, workspace: &mut Self::Workspace) -> Result<(), KernelError> {
+    fn sample(
+        &self,
+        inputs: &Self::Inputs,
+        logits: &mut Self::Buffer,
+        sampled: &mut Self::Sampled,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
         let (plan, vocabulary) = (inputs.plan(), inputs.vocabulary());
         let rows = plan.logit_rows.len();
         expect_len("sample", "logits", logits, rows * vocabulary)?;
@@ -268,15 +308,26 @@ impl Backend for CpuBackend {
                 for row in range {
                     // SAFETY: each row has its own parts, and is taken once.
                     let parts = unsafe {
-                        (logits.part(row * vocabulary, vocabulary), ids.part(row, 1), logprobs.part(row, 1), counts.part(row, 1), tops.part(row * stride, stride))
+                        (
+                            logits.part(row * vocabulary, vocabulary),
+                            ids.part(row, 1),
+                            logprobs.part(row, 1),
+                            counts.part(row, 1),
+                            tops.part(row * stride, stride),
+                        )
                     };
                     let (logits, [id], [logprob], [count], top) = parts else { continue };
                     // SAFETY: `new` checked the instruction set.
-                    (*id, *logprob, *count) = unsafe { sample::sample(self.kernels, logits, &plan.sampling.row(row, vocabulary), scratch, top) };
+                    (*id, *logprob, *count) =
+                        unsafe { sample::sample(self.kernels, logits, &plan.sampling.row(row, vocabulary), scratch, top) };
                 }
             }
         };
-        if rows > 1 { self.pool.run(run) } else { run(0) }
+        if rows > 1 {
+            self.pool.run(run)
+        } else {
+            run(0)
+        }
         Ok(())
     }
 

@@ -66,7 +66,14 @@ impl CpuBackend {
     }
 
     /// out[row] += scale · B (A x[row]) for the rows that have an adapter; `x(row, out)` gives an input row.
-    fn add_adapters<F>(&self, plan: &StepPlan, adapters: &[Option<LowRank<Self>>], x: F, out: &mut [f32], workspace: &mut CpuWorkspace) -> Result<(), KernelError>
+    fn add_adapters<F>(
+        &self,
+        plan: &StepPlan,
+        adapters: &[Option<LowRank<Self>>],
+        x: F,
+        out: &mut [f32],
+        workspace: &mut CpuWorkspace,
+    ) -> Result<(), KernelError>
     where
         F: Fn(usize, &mut [f32]) + Sync,
     {
@@ -99,7 +106,12 @@ impl CpuBackend {
 
     /// `wide` = linear(norm(hidden)), adapters included.
     fn normed(
-        &self, inputs: &HostInputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, hidden: &[f32], workspace: &mut CpuWorkspace,
+        &self,
+        inputs: &HostInputs,
+        norm: &Norm<'_, Self>,
+        linear: &Linear<'_, Self>,
+        hidden: &[f32],
+        workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows());
         let input = |row: usize, out: &mut [f32]| rms_norm(&hidden[row * columns..][..columns], norm.weight, norm.epsilon, out);
@@ -119,7 +131,12 @@ impl CpuBackend {
     }
 
     fn expect_normed(
-        op: &'static str, inputs: &HostInputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, hidden: &[f32], workspace: &CpuWorkspace,
+        op: &'static str,
+        inputs: &HostInputs,
+        norm: &Norm<'_, Self>,
+        linear: &Linear<'_, Self>,
+        hidden: &[f32],
+        workspace: &CpuWorkspace,
     ) -> Result<(), KernelError> {
         let (rows, columns) = (inputs.plan().rows(), linear.weight.columns());
         expect_adapters(op, linear)?;
@@ -129,7 +146,13 @@ impl CpuBackend {
     }
 
     pub(super) fn run_qkv(
-        &self, inputs: &HostInputs, args: &QkvArgs<'_, Self>, hidden: &[f32], kv: &mut CpuKv, q: &mut [f32], workspace: &mut CpuWorkspace,
+        &self,
+        inputs: &HostInputs,
+        args: &QkvArgs<'_, Self>,
+        hidden: &[f32],
+        kv: &mut CpuKv,
+        q: &mut [f32],
+        workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
         let (rows, op) = (inputs.plan().rows(), "qkv_rope_write");
         let &QkvArgs { heads, kv_heads, head_dim, rope_dim, .. } = args;
@@ -137,7 +160,7 @@ impl CpuBackend {
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
         shape(op, args.linear.weight.rows() == width, || format!("linear: {} rows, not {width}", args.linear.weight.rows()))?;
         shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
-        shape(op, rope_dim <= head_dim && rope_dim % 2 == 0, || format!("rope_dim: {rope_dim} of {head_dim}"))?;
+        shape(op, rope_dim <= head_dim && rope_dim.is_multiple_of(2), || format!("rope_dim: {rope_dim} of {head_dim}"))?;
         expect_len(op, "q", q, rows * heads * head_dim)?;
         expect_len(op, "rope", args.rope, rows * rope_dim)?;
         Self::expect_normed(op, inputs, &args.norm, &args.linear, hidden, workspace)?;
@@ -198,7 +221,12 @@ impl CpuBackend {
     }
 
     pub(super) fn run_linear_add(
-        &self, inputs: &HostInputs, linear: &Linear<'_, Self>, x: &[f32], residual: &mut [f32], workspace: &mut CpuWorkspace,
+        &self,
+        inputs: &HostInputs,
+        linear: &Linear<'_, Self>,
+        x: &[f32],
+        residual: &mut [f32],
+        workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows());
         expect_adapters("linear_add", linear)?;
@@ -219,11 +247,17 @@ impl CpuBackend {
     }
 
     pub(super) fn run_gate_up(
-        &self, inputs: &HostInputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, activation: Activation, hidden: &[f32], out: &mut [f32],
+        &self,
+        inputs: &HostInputs,
+        norm: &Norm<'_, Self>,
+        linear: &Linear<'_, Self>,
+        activation: Activation,
+        hidden: &[f32],
+        out: &mut [f32],
         workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows() / 2);
-        shape("gate_up", linear.weight.rows() % 2 == 0, || format!("linear: an odd number of rows, {}", linear.weight.rows()))?;
+        shape("gate_up", linear.weight.rows().is_multiple_of(2), || format!("linear: an odd number of rows, {}", linear.weight.rows()))?;
         expect_len("gate_up", "out", out, rows * width)?;
         Self::expect_normed("gate_up", inputs, norm, linear, hidden, workspace)?;
         let adapted = inputs.any_adapter() && !linear.adapters.is_empty();
@@ -247,7 +281,13 @@ impl CpuBackend {
     }
 
     /// Gate and up of the same outputs by the same thread: the gate waits in `out` for its partner.
-    fn multiply_gated(&self, linear: &PackedLinear, activations: &Activations, activation: Activation, out: Shared<f32>) -> Result<(), KernelError> {
+    fn multiply_gated(
+        &self,
+        linear: &PackedLinear,
+        activations: &Activations,
+        activation: Activation,
+        out: Shared<f32>,
+    ) -> Result<(), KernelError> {
         let (groups, width) = (linear.groups() / 2, linear.rows() / 2);
         let chunks = Chunks::new(groups, groups.div_ceil(TAKES * self.pool.threads()));
         let failure = Mutex::new(None);
@@ -272,7 +312,13 @@ impl CpuBackend {
     }
 
     pub(super) fn run_logits(
-        &self, inputs: &HostInputs, norm: &Norm<'_, Self>, linear: &PackedLinear, hidden: &[f32], logits: &mut [f32], workspace: &mut CpuWorkspace,
+        &self,
+        inputs: &HostInputs,
+        norm: &Norm<'_, Self>,
+        linear: &PackedLinear,
+        hidden: &[f32],
+        logits: &mut [f32],
+        workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
         let (wanted, columns, width) = (&inputs.plan().logit_rows, linear.columns(), linear.rows());
         expect_len("logits", "norm", norm.weight, columns)?;
@@ -292,8 +338,9 @@ impl CpuBackend {
 /// Whether the groups of the two halves of the rows cut at the same places.
 fn halves_align(linear: &PackedLinear) -> bool {
     let (groups, width) = (linear.groups() / 2, linear.rows() / 2);
-    linear.groups() % 2 == 0 && (0..groups).all(|g| {
-        let (gate, up) = (linear.group_rows(g), linear.group_rows(g + groups));
-        gate.start + width == up.start && gate.end + width == up.end
-    })
+    linear.groups().is_multiple_of(2)
+        && (0..groups).all(|g| {
+            let (gate, up) = (linear.group_rows(g), linear.group_rows(g + groups));
+            gate.start + width == up.start && gate.end + width == up.end
+        })
 }

@@ -30,7 +30,11 @@ impl SampleScratch {
 /// # Safety
 /// The machine has the instruction set of `kernels`.
 pub(super) unsafe fn sample(
-    kernels: &Kernels, logits: &mut [f32], params: &RowParams<'_>, scratch: &mut SampleScratch, top: &mut [(u32, f32)],
+    kernels: &Kernels,
+    logits: &mut [f32],
+    params: &RowParams<'_>,
+    scratch: &mut SampleScratch,
+    top: &mut [(u32, f32)],
 ) -> (u32, f32, u32) {
     // SAFETY: the caller's promise.
     let Some(max) = (unsafe { (kernels.largest)(logits) }) else { return (NO_TOKEN, f32::NAN, 0) };
@@ -82,7 +86,7 @@ unsafe fn draw(kernels: &Kernels, logits: &mut [f32], params: &RowParams<'_>, mu
         return unsafe { (kernels.find)(logits, max) } as u32;
     }
     let t = params.temperature;
-    let mut candidates = Candidates { keys: &mut scratch.keys, max, temperature: t };
+    let mut candidates = Candidates { kernels, keys: &mut scratch.keys, max, temperature: t };
     let keys = &mut *candidates.keys;
     let top_k = params.top_k as usize;
     // The sum of all weights that the filters have left.
@@ -146,7 +150,8 @@ unsafe fn heaviest(kernels: &Kernels, logits: &[f32], max: f32, temperature: f32
         keys.clear();
         // SAFETY: the caller's promise.
         unsafe { (kernels.collect)(logits, max - distance * temperature, keys) };
-        if distance < f32::INFINITY && keys.iter().map(|&key| key_weight(key, max, temperature)).sum::<f64>() > reach {
+        // SAFETY: as above.
+        if distance < f32::INFINITY && unsafe { (kernels.mass_of_keys)(keys, max, temperature) } > reach {
             return;
         }
     }
@@ -154,6 +159,7 @@ unsafe fn heaviest(kernels: &Kernels, logits: &[f32], max: f32, temperature: f32
 
 /// The beginning of the order (as a set: order comes when it is looked at), long enough for what is asked of it.
 struct Candidates<'a> {
+    kernels: &'a Kernels,
     keys: &'a mut Vec<u64>,
     max: f32,
     temperature: f32,
@@ -161,7 +167,8 @@ struct Candidates<'a> {
 
 impl Candidates<'_> {
     fn weights(&self, range: std::ops::Range<usize>) -> f64 {
-        self.keys[range].iter().map(|&key| key_weight(key, self.max, self.temperature)).sum()
+        // SAFETY: whoever made this promised the instruction set.
+        unsafe { (self.kernels.mass_of_keys)(&self.keys[range], self.max, self.temperature) }
     }
 
     fn sum(&self) -> f64 {

@@ -3,7 +3,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // One reason for all: vectors lie inside the slices.
 
 use super::simd::{LANES, Simd};
-use crate::sampling::{order_key, weight};
+use crate::sampling::{from_order_key, order_key, weight};
 
 /// Vector `i` of the logits; beyond the end it is filled with −∞.
 #[inline(always)]
@@ -67,6 +67,29 @@ pub(super) unsafe fn mass<S: Simd>(logits: &[f32], max: f32, temperature: f32) -
 #[inline(always)]
 pub(super) unsafe fn mass_by_definition<S: Simd>(logits: &[f32], max: f32, temperature: f32) -> f64 {
     logits.iter().map(|&z| weight(z, max, temperature)).sum()
+}
+
+/// Σ [`weight`] of what order keys hold.
+#[inline(always)]
+pub(super) unsafe fn mass_of_keys<S: Simd>(keys: &[u64], max: f32, temperature: f32) -> f64 {
+    unsafe {
+        let mut sums = S::no_sums();
+        let (max, divisor) = (S::splat(max), S::splat(temperature));
+        for keys in keys.chunks(LANES) {
+            let mut lanes = [f32::NEG_INFINITY; LANES];
+            for (lane, key) in lanes.iter_mut().zip(keys) {
+                *lane = from_order_key(*key).0;
+            }
+            sums = S::add_weights(sums, S::exp(S::div(S::sub(S::load(lanes.as_ptr()), max), divisor)));
+        }
+        S::total(sums)
+    }
+}
+
+/// The same where [`Simd::fma`] rounds twice.
+#[inline(always)]
+pub(super) unsafe fn mass_of_keys_by_definition<S: Simd>(keys: &[u64], max: f32, temperature: f32) -> f64 {
+    keys.iter().map(|&key| weight(from_order_key(key).0, max, temperature)).sum()
 }
 
 /// Pushes the order keys of all logits ≥ `least`.

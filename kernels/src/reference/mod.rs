@@ -12,9 +12,7 @@ pub use sample::{Drawn, sample};
 
 use crate::{
     KernelError,
-    backend::{
-        Activation, AttentionArgs, Backend, BackendInfo, KvShape, KvType, Linear, LowRank, Norm, QkvArgs, WorkspaceShape,
-    },
+    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, KvType, Linear, LowRank, Norm, QkvArgs, WorkspaceShape},
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
     quant::{ACTIVATION_BLOCK, TensorView, dequantize, quantize_activations},
@@ -213,7 +211,14 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn embed(&self, inputs: &Self::Inputs, table: &Self::Linear, sampled: &Self::Sampled, scale: f32, out: &mut Self::Buffer) -> Result<(), KernelError> {
+    fn embed(
+        &self,
+        inputs: &Self::Inputs,
+        table: &Self::Linear,
+        sampled: &Self::Sampled,
+        scale: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), KernelError> {
         expect_len("embed", "out", out, inputs.plan().rows() * table.columns)?;
         for (&input, out) in inputs.plan().inputs.iter().zip(out.chunks_mut(table.columns)) {
             let id = sampled.resolve(input) as usize;
@@ -239,7 +244,13 @@ impl Backend for Reference {
     }
 
     fn qkv_rope_write(
-        &self, inputs: &Self::Inputs, args: &QkvArgs<'_, Self>, hidden: &Self::Buffer, kv: &mut Self::Kv, q: &mut Self::Buffer, _: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        args: &QkvArgs<'_, Self>,
+        hidden: &Self::Buffer,
+        kv: &mut Self::Kv,
+        q: &mut Self::Buffer,
+        _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let &QkvArgs { heads, kv_heads, head_dim, rope_dim, .. } = args;
         let (rows, columns, op) = (inputs.plan().rows(), args.linear.weight.columns, "qkv_rope_write");
@@ -250,7 +261,7 @@ impl Backend for Reference {
         expect_len(op, "hidden", hidden, rows * columns)?;
         expect_len(op, "q", q, rows * heads * head_dim)?;
         expect_len(op, "rope", args.rope, rows * rope_dim)?;
-        shape(op, rope_dim <= head_dim && rope_dim % 2 == 0, || format!("rope_dim: {rope_dim} of {head_dim}"))?;
+        shape(op, rope_dim <= head_dim && rope_dim.is_multiple_of(2), || format!("rope_dim: {rope_dim} of {head_dim}"))?;
         shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
         let slots = &inputs.plan().groups[args.group].slots;
         for (row, &slot) in slots.iter().enumerate() {
@@ -273,13 +284,19 @@ impl Backend for Reference {
     }
 
     fn attention(
-        &self, inputs: &Self::Inputs, args: &AttentionArgs, q: &Self::Buffer, kv: &Self::Kv, out: &mut Self::Buffer, _: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        args: &AttentionArgs,
+        q: &Self::Buffer,
+        kv: &Self::Kv,
+        out: &mut Self::Buffer,
+        _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let &AttentionArgs { heads, kv_heads, head_dim, scale, .. } = args;
         let (plan, op, width) = (inputs.plan(), "attention", heads * head_dim);
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
         shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
-        shape(op, kv_heads > 0 && heads % kv_heads == 0, || format!("{heads} heads over {kv_heads}"))?;
+        shape(op, kv_heads > 0 && heads.is_multiple_of(kv_heads), || format!("{heads} heads over {kv_heads}"))?;
         expect_len(op, "q", q, plan.rows() * width)?;
         expect_len(op, "out", out, plan.rows() * width)?;
         let group = &plan.groups[args.group];
@@ -302,7 +319,12 @@ impl Backend for Reference {
     }
 
     fn linear_add(
-        &self, inputs: &Self::Inputs, linear: &Linear<'_, Self>, x: &Self::Buffer, residual: &mut Self::Buffer, _: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        linear: &Linear<'_, Self>,
+        x: &Self::Buffer,
+        residual: &mut Self::Buffer,
+        _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let (rows, out, columns) = (inputs.plan().rows(), linear.weight.rows, linear.weight.columns);
         expect_adapters("linear_add", linear)?;
@@ -318,11 +340,17 @@ impl Backend for Reference {
     }
 
     fn gate_up(
-        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Linear<'_, Self>, activation: Activation, hidden: &Self::Buffer,
-        out: &mut Self::Buffer, _: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        norm: &Norm<'_, Self>,
+        linear: &Linear<'_, Self>,
+        activation: Activation,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+        _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns, linear.weight.rows / 2);
-        shape("gate_up", linear.weight.rows % 2 == 0, || "an odd number of rows".into())?;
+        shape("gate_up", linear.weight.rows.is_multiple_of(2), || "an odd number of rows".into())?;
         expect_adapters("gate_up", linear)?;
         expect_len("gate_up", "norm", norm.weight, columns)?;
         expect_len("gate_up", "hidden", hidden, rows * columns)?;
@@ -338,7 +366,13 @@ impl Backend for Reference {
     }
 
     fn logits(
-        &self, inputs: &Self::Inputs, norm: &Norm<'_, Self>, linear: &Self::Linear, hidden: &Self::Buffer, logits: &mut Self::Buffer, _: &mut Self::Workspace,
+        &self,
+        inputs: &Self::Inputs,
+        norm: &Norm<'_, Self>,
+        linear: &Self::Linear,
+        hidden: &Self::Buffer,
+        logits: &mut Self::Buffer,
+        _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         expect_len("logits", "norm", norm.weight, linear.columns)?;
         expect_len("logits", "hidden", hidden, inputs.plan().rows() * linear.columns)?;
@@ -350,7 +384,13 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn sample(&self, inputs: &Self::Inputs, logits: &mut Self::Buffer, sampled: &mut Self::Sampled, _: &mut Self::Workspace) -> Result<(), KernelError> {
+    fn sample(
+        &self,
+        inputs: &Self::Inputs,
+        logits: &mut Self::Buffer,
+        sampled: &mut Self::Sampled,
+        _: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
         let (plan, vocabulary) = (inputs.plan(), inputs.vocabulary());
         let rows = plan.logit_rows.len();
         expect_len("sample", "logits", logits, rows * vocabulary)?;

@@ -89,7 +89,7 @@ impl Tensor {
                 T::Q6_K => put(208, 0.0005),
                 T::IQ4_NL => put(0, 0.012),
                 T::IQ4_XS => put(0, 0.0006),
-                T::MXFP4 => block[0] = 124 + (block[0] & 1),
+                T::MXFP4 => block[0] = (127.0 + (0.12 * scale).log2()) as u8 + (block[0] & 1),
             }
             data.extend(block);
         }
@@ -147,7 +147,11 @@ impl Weights {
         let Shape { heads, kv_heads, head_dim, hidden, feed_forward, .. } = shape;
         let (attention, qkv_rows) = (heads * head_dim, shape.qkv_rows());
         let mut tensor = |t, rows, columns: usize| Tensor::random(random, t, rows, columns, 1.0 / (columns as f32).sqrt());
-        let qkv = vec![tensor(types[0], attention, hidden), tensor(types[0], kv_heads * head_dim, hidden), tensor(types[1], kv_heads * head_dim, hidden)];
+        let qkv = vec![
+            tensor(types[0], attention, hidden),
+            tensor(types[0], kv_heads * head_dim, hidden),
+            tensor(types[1], kv_heads * head_dim, hidden),
+        ];
         let out = tensor(types[0], hidden, attention);
         let gate_up = if types[0] == types[1] {
             vec![tensor(types[0], 2 * feed_forward, hidden)]
@@ -157,8 +161,8 @@ impl Weights {
         let down = tensor(types[1], hidden, feed_forward);
         let table = tensor(table, shape.vocabulary, hidden);
         let mut pair = |rows, columns| (tensor(TensorType::F32, 4, columns), tensor(TensorType::F16, rows, 4));
-        let adapters =
-            adapters.then(|| vec![pair(qkv_rows, hidden), pair(hidden, attention), pair(2 * feed_forward, hidden), pair(hidden, feed_forward)]);
+        let adapters = adapters
+            .then(|| vec![pair(qkv_rows, hidden), pair(hidden, attention), pair(2 * feed_forward, hidden), pair(hidden, feed_forward)]);
         let norm = (0..hidden).map(|_| 0.5 + random.unit()).collect();
         let qkv_bias = (random.below(2) == 0).then(|| random.normals(qkv_rows, 0.3));
         Self { shape, table, qkv, qkv_bias, out, gate_up, down, norm, adapters }
@@ -226,7 +230,14 @@ impl<B: Backend> Model<B> {
             Some(pairs) => {
                 let (a, b) = &pairs[i];
                 // Number 0 does not touch this linear, 1 does.
-                vec![None, Some(LowRank { a: backend.linear(&[a.view()], None).unwrap(), b: backend.linear(&[b.view()], None).unwrap(), scale: 0.7 })]
+                vec![
+                    None,
+                    Some(LowRank {
+                        a: backend.linear(&[a.view()], None).unwrap(),
+                        b: backend.linear(&[b.view()], None).unwrap(),
+                        scale: 0.7,
+                    }),
+                ]
             }
             None => Vec::new(),
         });
@@ -262,7 +273,8 @@ impl<B: Backend> Model<B> {
 
     /// Runs all ops of a step. With `feed`, each op sees what another backend's ops gave.
     pub fn step(&mut self, plan: &StepPlan, feed: Option<&Record>) -> Result<Record, KernelError> {
-        let Shape { heads, kv_heads, head_dim, hidden, feed_forward, vocabulary, rope_style, rope_dim, activation, layers, .. } = self.shape;
+        let Shape { heads, kv_heads, head_dim, hidden, feed_forward, vocabulary, rope_style, rope_dim, activation, layers, .. } =
+            self.shape;
         let (rows, group, layer) = (plan.rows(), 0, layers - 1);
         let mut record = Record::default();
         self.backend.upload(plan, &mut self.inputs)?;
@@ -277,7 +289,8 @@ impl<B: Backend> Model<B> {
         }
         let linear = |i: usize| Linear { weight: &self.linears[i], adapters: &self.adapters[i][..] };
         let norm = || Norm { weight: &self.norm, epsilon: 1e-5 };
-        let args = QkvArgs { norm: norm(), linear: linear(0), rope: &self.rope, rope_style, rope_dim, heads, kv_heads, head_dim, group, layer };
+        let args =
+            QkvArgs { norm: norm(), linear: linear(0), rope: &self.rope, rope_style, rope_dim, heads, kv_heads, head_dim, group, layer };
         self.backend.qkv_rope_write(&self.inputs, &args, &self.hidden, &mut self.kv, &mut self.q, &mut self.workspace)?;
         record.q = self.read(&self.q, rows * heads * head_dim);
         if let Some(feed) = feed {

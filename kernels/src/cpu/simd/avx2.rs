@@ -83,9 +83,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn scale_by_power(y: V, shifted: V) -> V {
-        unsafe {
-            [scale_half(y[0], shifted[0]), scale_half(y[1], shifted[1])]
-        }
+        unsafe { [scale_half(y[0], shifted[0]), scale_half(y[1], shifted[1])] }
     }
     #[inline(always)]
     unsafe fn less(a: V, b: V) -> u32 {

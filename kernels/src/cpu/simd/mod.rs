@@ -4,6 +4,8 @@
 //! instruction set inside a function with the right target features. Lanes and the order of folds are the same at every
 //! level; what differs is whether [`Simd::fma`] rounds once (AVX2, AVX-512) or twice (portable).
 
+#![allow(clippy::undocumented_unsafe_blocks)] // One reason for all: callers keep the promises of `Simd`.
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
