@@ -316,6 +316,30 @@ fn the_real_model_agrees_with_float32() {
     assert!(figures.widest_margin <= 0.3, "greedy output differs where the margin is {}", figures.widest_margin);
 }
 
+/// With default settings, as a worker starts: quickly, and without touching the memory of the cache.
+#[test]
+fn the_real_model_starts_quickly_in_little_memory() {
+    let Ok(path) = std::env::var("QUIRE_MODEL") else {
+        println!("skipped: QUIRE_MODEL does not name SmolLM2-135M-Instruct.Q4_1.gguf");
+        return;
+    };
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        anonymous.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+    };
+    let before = resident();
+    let began = std::time::Instant::now();
+    let loaded = model::load(path.as_ref(), Vec::new(), &EngineConfig::default()).unwrap();
+    let (took, grown) = (began.elapsed(), resident().saturating_sub(before));
+    let memory = &loaded.memory;
+    println!("{memory}; weights {} MiB, scratch {} MiB", memory.weights_bytes >> 20, memory.scratch_bytes >> 20);
+    println!("ready in {took:?}, {} MiB resident; {:?}", grown >> 20, loaded.card);
+    assert!(memory.kv_bytes() > 256 << 20, "the cache is too small to tell");
+    assert!(grown < memory.weights_bytes + memory.scratch_bytes + (192 << 20), "{grown} bytes are resident");
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+}
+
 #[derive(Debug, Default)]
 struct Figures {
     /// Largest difference of the likeliest first token's log-probability.

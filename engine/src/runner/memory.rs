@@ -273,6 +273,6 @@ mod tests {
         for block_size in [0, 8, 48, 512] {
             assert!(plan(|c| c.block_size = block_size, None).unwrap_err().contains("--block-size"));
         }
-        assert!(plan(|_| (), Some(200 << 20)).unwrap_err().contains("available"));
+        assert!(plan(|_| (), Some(110 << 20)).unwrap_err().contains("available"));
     }
 }

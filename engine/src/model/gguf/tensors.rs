@@ -75,7 +75,7 @@ impl<'a> Claim<'a> {
         let tensor_type = GgmlType::from_number(reader.u32("a tensor's type")?).map_err(fail)?;
         let offset = reader.u64("a tensor's offset")?;
         let columns = dimensions[0];
-        if columns % tensor_type.block != 0 {
+        if !columns.is_multiple_of(tensor_type.block) {
             let problem = format!(
                 "has rows of {columns} values, which is not a multiple of the {} that {} packs together",
                 tensor_type.block, tensor_type.name
@@ -94,7 +94,7 @@ impl<'a> Claim<'a> {
 
     /// Finds the tensor in the data section.
     fn place(&self, data: &'a [u8], alignment: u64) -> Result<TensorInfo<'a>, GgufError> {
-        if self.offset % alignment != 0 {
+        if !self.offset.is_multiple_of(alignment) {
             return Err(GgufError::tensor(
                 self.name,
                 format!("starts at {}, which is not a multiple of the alignment {alignment}", self.offset),
