@@ -31,10 +31,13 @@ pub struct Dispatch {
     /// One stream, or after a loss one a choice.
     legs: SelectAll<Leg>,
     /// A continuation on its way.
-    moving: Option<BoxFuture<'static, (Plan, Result<Vec<Leg>, ApiError>)>>,
+    moving: Option<BoxFuture<'static, Moved>>,
     /// Tokens of each unfinished choice.
     generated: BTreeMap<u32, Vec<u32>>,
 }
+
+/// The plan comes back with what it learned.
+type Moved = (Plan, Result<Vec<Leg>, ApiError>);
 
 /// What is needed to send the request again.
 #[derive(Clone)]

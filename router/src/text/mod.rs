@@ -36,7 +36,7 @@ impl ModelText {
     /// # Errors
     /// What is wrong with either of them.
     pub fn load(card: &ModelCard, tokenizer: &[u8], template: Option<&[u8]>) -> Result<Self, ApiError> {
-        Ok(Self::new(card, Arc::new(Tokenizer::from_json(tokenizer)?), template)?)
+        Self::new(card, Arc::new(Tokenizer::from_json(tokenizer)?), template)
     }
 
     /// As [`ModelText::load`], with a tokenizer that is loaded already.

@@ -145,11 +145,10 @@ fn append(steps: &[Step], token: &str, out: &mut Vec<u8>) {
             Step::Replace(from, to) => text = text.replace(from.as_str(), to),
             Step::Metaspace { replacement, .. } => text = text.replace(replacement.as_str(), " "),
             Step::ByteFallback => {
-                if let Some(byte) = text.strip_prefix("<0x").and_then(|t| t.strip_suffix('>')).filter(|t| t.len() == 2) {
-                    if let Ok(byte) = u8::from_str_radix(byte, 16) {
-                        out.push(byte);
-                        return;
-                    }
+                let byte = text.strip_prefix("<0x").and_then(|t| t.strip_suffix('>')).filter(|t| t.len() == 2);
+                if let Some(byte) = byte.and_then(|byte| u8::from_str_radix(byte, 16).ok()) {
+                    out.push(byte);
+                    return;
                 }
             }
             Step::Fuse | Step::Strip(_) | Step::Other => {}
