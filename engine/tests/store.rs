@@ -1,5 +1,7 @@
 //! The store against a stub of Hugging Face: what lands, what is continued, what is refused.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Helpers of tests are tests, too.
+
 mod store_support;
 
 use std::{
@@ -141,7 +143,9 @@ fn stopping_leaves_a_part_that_another_process_continues() {
 
 #[test]
 fn refusals_are_explained() {
-    let cases: [(u16, Option<&str>, Option<&str>, &[&str]); 7] = [
+    /// Status, the server's own code for it, the user's token, words of the explanation.
+    type Case = (u16, Option<&'static str>, Option<&'static str>, &'static [&'static str]);
+    let cases: [Case; 7] = [
         (404, Some("EntryNotFound"), None, &["no file `model.gguf` in org/repo"]),
         (404, Some("RevisionNotFound"), None, &["no revision `main`"]),
         (404, None, None, &["no such repository or file", "/org/repo"]),

