@@ -12,7 +12,7 @@ use std::{
 };
 
 use quire_kernels::{
-    backend::{AttentionArgs, Backend, KvShape, KvType, Linear, Norm, QkvArgs, RopeStyle, WorkspaceShape},
+    backend::{AttentionArgs, Backend, KvShape, KvType, Linear, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape},
     cpu::{CpuBackend, CpuOptions, Isa, pool::Pool},
     plan::{GroupPlan, NO_TOKEN, SamplingPlan, StepLimits, StepPlan},
     quant::{TensorType, TensorView},
@@ -146,8 +146,9 @@ fn attention(isa: Isa, threads: usize, case: &Case) -> (f64, f64, f64) {
     let qkv_rows = (heads + 2 * kv_heads) * head_dim;
     let noise = |n: usize| (0..n).map(|i| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0).collect::<Vec<f32>>();
     let bytes: Vec<u8> = noise(qkv_rows * COLUMNS).iter().flat_map(|v| v.to_le_bytes()).collect();
-    let linear =
-        backend.linear(&[TensorView { tensor_type: TensorType::F32, rows: qkv_rows, columns: COLUMNS, data: &bytes }], None).unwrap();
+    let linear = backend
+        .linear(&[TensorView { tensor_type: TensorType::F32, rows: qkv_rows, columns: COLUMNS, data: &bytes }], None, Precision::Byte)
+        .unwrap();
     let mut kv = backend.kv(&shape).unwrap();
     let mut inputs = backend.inputs(&limits, 1).unwrap();
     let workspace = WorkspaceShape { limits, max_in: COLUMNS, max_out: qkv_rows, vocabulary: 1, heads, head_dim };

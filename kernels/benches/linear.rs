@@ -18,6 +18,7 @@ use std::{
 
 use criterion::{Criterion, Throughput};
 use quire_kernels::{
+    backend::Precision,
     cpu::{
         activations::Activations,
         isa::Isa,
@@ -76,7 +77,7 @@ fn weights(tensor_type: TensorType, rows: usize, columns: usize) -> Vec<u8> {
 
 fn pack(isa: Isa, pool: &Pool, tensor_type: TensorType, (rows, columns): (usize, usize)) -> PackedLinear {
     let data = weights(tensor_type, rows, columns);
-    PackedLinear::pack(isa, pool, &[TensorView { tensor_type, rows, columns, data: &data }], None).unwrap()
+    PackedLinear::pack(isa, pool, &[TensorView { tensor_type, rows, columns, data: &data }], None, Precision::Byte).unwrap()
 }
 
 fn prepare(isa: Isa, pool: &Pool, linear: &PackedLinear, rows: usize) -> Activations {

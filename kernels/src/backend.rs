@@ -75,6 +75,17 @@ impl KvShape {
 /// results of the pieces merge in ascending order. So a row's result does not depend on who computes beside it.
 pub const CHUNK: usize = 256;
 
+/// How finely a linear sees its input where the weights are block-quantised (rows of float types always see f32).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// As one signed byte per value and a scale per 32: [`quantize_activations`](crate::quant::quantize_activations).
+    #[default]
+    Byte,
+    /// As two: the second holds what rounding left of the first. Twice the arithmetic, the same weight traffic, 250 times
+    /// less noise: for the few linears whose inputs have outliers that make one byte too coarse.
+    TwoBytes,
+}
+
 /// Which elements of a head turn together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
@@ -181,7 +192,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn buffer_from(&self, data: &[f32]) -> Result<Self::Buffer, KernelError>;
     /// Packs the rows of `parts`, one below the other (all with the same number of columns; types may differ), with an
     /// optional bias of as many values as there are rows.
-    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self::Linear, KernelError>;
+    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>, precision: Precision) -> Result<Self::Linear, KernelError>;
     /// Rows (out) and columns (in).
     fn linear_shape(&self, linear: &Self::Linear) -> (usize, usize);
     /// Bytes that the packed matrix holds in device memory.

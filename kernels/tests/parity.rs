@@ -10,7 +10,7 @@ mod common;
 
 use common::{Model, Random, Record, Shape, Tables, Tensor, Weights, limits, no_adapter};
 use quire_kernels::{
-    backend::{Activation, Backend, KvType, RopeStyle},
+    backend::{Activation, Backend, KvType, Precision, RopeStyle},
     cpu::{CpuBackend, CpuOptions, Isa},
     plan::StepPlan,
     quant::TensorType,
@@ -130,7 +130,7 @@ fn supported(isa: Isa) -> Vec<TensorType> {
     let backend = cpu(isa, 1);
     TensorType::ALL
         .into_iter()
-        .filter(|&t| backend.linear(&[Tensor::random(&mut Random(1), t, 32, 256, 1.0).view()], None).is_ok())
+        .filter(|&t| backend.linear(&[Tensor::random(&mut Random(1), t, 32, 256, 1.0).view()], None, Precision::Byte).is_ok())
         .collect()
 }
 

@@ -6,7 +6,7 @@
 use std::{cell::RefCell, collections::HashSet};
 
 use quire_kernels::{
-    backend::Backend,
+    backend::{Backend, Precision},
     quant::{TensorView, dequantize},
 };
 
@@ -83,11 +83,13 @@ impl<'g, 'a, B: Backend> Source<'g, 'a, B> {
         let (q, kv) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
         Ok(LayerWeights {
             attention_norm: self.norm(&name("attn_norm"), d)?,
-            qkv: self.linear(&[part("attn_q", q, d.hidden), part("attn_k", kv, d.hidden), part("attn_v", kv, d.hidden)])?,
-            attention_output: self.linear(&[part("attn_output", d.hidden, q)])?,
+            qkv: self
+                .linear(&[part("attn_q", q, d.hidden), part("attn_k", kv, d.hidden), part("attn_v", kv, d.hidden)], Precision::TwoBytes)?,
+            attention_output: self.linear(&[part("attn_output", d.hidden, q)], Precision::Byte)?,
             feed_forward_norm: self.norm(&name("ffn_norm"), d)?,
-            gate_up: self.linear(&[part("ffn_gate", d.feed_forward, d.hidden), part("ffn_up", d.feed_forward, d.hidden)])?,
-            down: self.linear(&[part("ffn_down", d.hidden, d.feed_forward)])?,
+            gate_up: self
+                .linear(&[part("ffn_gate", d.feed_forward, d.hidden), part("ffn_up", d.feed_forward, d.hidden)], Precision::Byte)?,
+            down: self.linear(&[part("ffn_down", d.hidden, d.feed_forward)], Precision::TwoBytes)?,
         })
     }
 
@@ -106,7 +108,7 @@ impl<'g, 'a, B: Backend> Source<'g, 'a, B> {
     }
 
     /// The parts one below the other, with their biases: parts without one get zeros if another has one.
-    fn linear(&self, parts: &[Part]) -> Result<B::Linear, ContentError> {
+    fn linear(&self, parts: &[Part], precision: Precision) -> Result<B::Linear, ContentError> {
         let mut views = Vec::with_capacity(parts.len());
         let mut bias: Vec<f32> = Vec::new();
         let mut rows = 0;
@@ -122,7 +124,7 @@ impl<'g, 'a, B: Backend> Source<'g, 'a, B> {
         }
         let has_bias = !bias.is_empty();
         bias.resize(rows, 0.0);
-        Ok(self.backend.linear(&views, has_bias.then_some(&bias[..]))?)
+        Ok(self.backend.linear(&views, has_bias.then_some(&bias[..]), precision)?)
     }
 
     /// The rows of the tokens that exist; a table may have more.
@@ -132,7 +134,7 @@ impl<'g, 'a, B: Backend> Source<'g, 'a, B> {
         let whole = tensor.view()?;
         let bytes = d.vocabulary * whole.tensor_type.row_bytes(whole.columns);
         let data = whole.data.get(..bytes).ok_or_else(|| GgufError::tensor(tensor.name, "is shorter than its shape"))?;
-        Ok(self.backend.linear(&[TensorView { rows: d.vocabulary, data, ..whole }], None)?)
+        Ok(self.backend.linear(&[TensorView { rows: d.vocabulary, data, ..whole }], None, Precision::Byte)?)
     }
 
     fn nothing_left(&self, d: &Description) -> Result<(), GgufError> {

@@ -10,6 +10,8 @@ use super::{
     isa::{Isa, matrix_tiles},
     pool::{Pool, split},
 };
+#[cfg(doc)]
+use crate::backend::Precision;
 use crate::{
     KernelError,
     quant::{ACTIVATION_BLOCK, quantize_activations},
@@ -27,13 +29,15 @@ pub struct Forms {
     pub quantised: bool,
     /// f32, for float weights.
     pub float: bool,
+    /// With `quantised`: every row twice, as bytes and as the bytes of what rounding left of it ([`Precision::TwoBytes`]).
+    pub fine: bool,
 }
 
 impl Forms {
     /// What either needs.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        Self { quantised: self.quantised || other.quantised, float: self.float || other.float }
+        Self { quantised: self.quantised || other.quantised, float: self.float || other.float, fine: self.fine || other.fine }
     }
 }
 
@@ -82,10 +86,13 @@ fn widest(isa: Isa, float: bool, rows: usize) -> usize {
 /// Within a tile of `w` rows that starts at row `r0`, with `b` a block of 32 columns:
 /// bytes of row `r0 + i` lie at `r0 · columns + (b · w + i) · 32`, per-block values at `r0 · blocks + b · w + i`,
 /// f32 column `k` at `r0 · padded columns + k · w + i`.
+///
+/// In the fine form there are two rows of bytes for each row: 2r, and 2r + 1 with what rounding left of r.
 pub struct Activations {
     isa: Isa,
     max_rows: usize,
     max_columns: usize,
+    rows: usize,
     columns: usize,
     forms: Forms,
     quantised_tiling: Tiling,
@@ -108,21 +115,22 @@ impl Activations {
     /// The sizes overflow.
     pub fn new(isa: Isa, max_rows: usize, max_columns: usize, threads: usize) -> Result<Self, KernelError> {
         let padded = max_columns.next_multiple_of(ACTIVATION_BLOCK);
-        let bytes = max_rows.checked_mul(padded).and_then(|values| values.checked_mul(6)).filter(|&bytes| bytes < isize::MAX as usize);
+        let bytes = max_rows.checked_mul(padded).and_then(|values| values.checked_mul(8)).filter(|&bytes| bytes < isize::MAX as usize);
         let Some(_) = bytes else {
             return Err(KernelError::OutOfMemory { what: "activations", bytes: usize::MAX });
         };
-        let (values, blocks) = (max_rows * padded, max_rows * padded / ACTIVATION_BLOCK);
+        let (values, blocks) = (max_rows * padded, 2 * max_rows * padded / ACTIVATION_BLOCK);
         Ok(Self {
             isa,
             max_rows,
             max_columns,
+            rows: 0,
             columns: 0,
             forms: Forms::default(),
             quantised_tiling: Tiling::default(),
             float_tiling: Tiling::default(),
             // The matrix unit reads 16 rows whatever the width of the last tile.
-            q: vec![0; values + MAX_TILE * ACTIVATION_BLOCK],
+            q: vec![0; 2 * values + MAX_TILE * ACTIVATION_BLOCK],
             d: vec![0.0; blocks],
             s: vec![0.0; blocks],
             negative: vec![0; blocks],
@@ -146,7 +154,9 @@ impl Activations {
         }
         self.columns = columns;
         self.forms = forms;
-        self.quantised_tiling = Tiling::new(rows, widest(self.isa, false, rows));
+        self.rows = rows;
+        let byte_rows = if forms.fine { 2 * rows } else { rows };
+        self.quantised_tiling = Tiling::new(byte_rows, widest(self.isa, false, byte_rows));
         self.float_tiling = Tiling::new(rows, widest(self.isa, true, rows));
         Ok(RowWriter {
             isa: self.isa,
@@ -223,6 +233,11 @@ impl Activations {
     /// Rows of the current op.
     #[must_use]
     pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Rows of bytes: twice as many in the fine form.
+    pub(super) fn byte_rows(&self) -> usize {
         self.quantised_tiling.rows
     }
 
@@ -340,26 +355,44 @@ impl RowWriter<'_> {
     }
 
     unsafe fn write_quantised(&self, row: usize, values: &[f32]) {
-        let (start, width) = self.quantised_tiling.around(row);
-        let blocks = self.columns / ACTIVATION_BLOCK;
         for (b, values) in values.as_chunks::<ACTIVATION_BLOCK>().0.iter().enumerate() {
-            let at = start * blocks + b * width + row - start;
-            let mut block = QuantisedBlock { q: [0; ACTIVATION_BLOCK], d: 0.0, s: 0.0, sums: [0; 2] };
-            match self.isa {
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: both levels include AVX2, which was detected.
-                Isa::Avx2 | Isa::Avx512Vnni => unsafe { quantise_avx2(values, &mut block) },
-                _ => quantise(values, &mut block),
-            }
-            // SAFETY: start · blocks + b · width + (row − start) < rows · blocks, the length of these arrays (times 32 for q).
-            unsafe {
-                self.q.add(at * ACTIVATION_BLOCK).cast::<[i8; ACTIVATION_BLOCK]>().write(block.q);
-                *self.d.add(at) = block.d;
-                *self.s.add(at) = block.s;
-                *self.negative.add(at) = -8 * (block.sums[0] + block.sums[1]);
-                *self.negative_halves.add(at) = [-8 * block.sums[0], -8 * block.sums[1]];
+            if self.forms.fine {
+                // SAFETY: rows 2r and 2r + 1 of bytes belong to this row alone.
+                unsafe {
+                    let block = self.write_block(2 * row, b, values);
+                    let left: [f32; ACTIVATION_BLOCK] = std::array::from_fn(|i| values[i] - block.d * f32::from(block.q[i]));
+                    self.write_block(2 * row + 1, b, &left);
+                }
+            } else {
+                // SAFETY: as the caller says.
+                unsafe { self.write_block(row, b, values) };
             }
         }
+    }
+
+    /// Quantises block `b` of row `row` of bytes.
+    ///
+    /// # Safety
+    /// The row of bytes exists, and no other thread writes it at the same time.
+    unsafe fn write_block(&self, row: usize, b: usize, values: &[f32; ACTIVATION_BLOCK]) -> QuantisedBlock {
+        let (start, width) = self.quantised_tiling.around(row);
+        let at = start * (self.columns / ACTIVATION_BLOCK) + b * width + row - start;
+        let mut block = QuantisedBlock { q: [0; ACTIVATION_BLOCK], d: 0.0, s: 0.0, sums: [0; 2] };
+        match self.isa {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: both levels include AVX2, which was detected.
+            Isa::Avx2 | Isa::Avx512Vnni => unsafe { quantise_avx2(values, &mut block) },
+            _ => quantise(values, &mut block),
+        }
+        // SAFETY: start · blocks + b · width + (row − start) < rows · blocks, the length of these arrays (times 32 for q).
+        unsafe {
+            self.q.add(at * ACTIVATION_BLOCK).cast::<[i8; ACTIVATION_BLOCK]>().write(block.q);
+            *self.d.add(at) = block.d;
+            *self.s.add(at) = block.s;
+            *self.negative.add(at) = -8 * (block.sums[0] + block.sums[1]);
+            *self.negative_halves.add(at) = [-8 * block.sums[0], -8 * block.sums[1]];
+        }
+        block
     }
 }
 
@@ -474,11 +507,11 @@ mod tests {
     #[test]
     fn wrong_shapes_are_refused() {
         let mut activations = Activations::new(Isa::Portable, 4, 64, 1).unwrap();
-        let quantised = Forms { quantised: true, float: false };
+        let quantised = Forms { quantised: true, ..Forms::default() };
         assert!(activations.begin(5, 64, quantised).is_err());
         assert!(activations.begin(4, 65, quantised).is_err());
         assert!(activations.begin(4, 33, quantised).is_err());
-        assert!(activations.begin(4, 33, Forms { quantised: false, float: true }).is_ok());
+        assert!(activations.begin(4, 33, Forms { float: true, ..Forms::default() }).is_ok());
         assert!(Activations::new(Isa::Portable, usize::MAX, 64, 1).is_err());
     }
 }

@@ -43,7 +43,7 @@ use self::{
 };
 use crate::{
     KernelError,
-    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, Linear, Norm, QkvArgs, WorkspaceShape},
+    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, Linear, Norm, Precision, QkvArgs, WorkspaceShape},
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
     quant::TensorView,
@@ -130,10 +130,10 @@ impl Backend for CpuBackend {
         Ok(buffer)
     }
 
-    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self::Linear, KernelError> {
+    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>, precision: Precision) -> Result<Self::Linear, KernelError> {
         let columns = parts.first().map_or(0, |part| part.columns);
         shape("linear", columns > 0, || "no columns".into())?;
-        PackedLinear::pack(self.isa, &self.pool, parts, bias)
+        PackedLinear::pack(self.isa, &self.pool, parts, bias, precision)
     }
 
     fn linear_shape(&self, linear: &Self::Linear) -> (usize, usize) {

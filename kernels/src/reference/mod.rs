@@ -12,7 +12,9 @@ pub use sample::{Drawn, sample};
 
 use crate::{
     KernelError,
-    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, KvType, Linear, LowRank, Norm, QkvArgs, WorkspaceShape},
+    backend::{
+        Activation, AttentionArgs, Backend, BackendInfo, KvShape, KvType, Linear, LowRank, Norm, Precision, QkvArgs, WorkspaceShape,
+    },
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
     quant::{ACTIVATION_BLOCK, TensorView, dequantize, quantize_activations},
@@ -24,7 +26,7 @@ pub enum Numerics {
     /// Nothing: f32 activations times decoded weights.
     Exact,
     /// What the CPU backend does: rows of block-quantised types see activations that went through
-    /// [`quantize_activations`]; rows of float types see f32.
+    /// [`quantize_activations`] as its [`Precision`] says; rows of float types see f32.
     Quantised,
 }
 
@@ -42,6 +44,7 @@ pub struct ReferenceLinear {
     /// Per row: its type is block-quantised.
     quantised: Vec<bool>,
     bias: Vec<f32>,
+    precision: Precision,
 }
 
 /// Keys and values in order of layer, slot, head, element; as f32, rounded to the cache's type when written.
@@ -61,7 +64,14 @@ impl Reference {
     fn multiply(&self, linear: &ReferenceLinear, x: &[f32]) -> Vec<f32> {
         let rounded = match self.numerics {
             Numerics::Exact => x.to_vec(),
-            Numerics::Quantised => through_bytes(x),
+            Numerics::Quantised => {
+                let mut rounded = through_bytes(x);
+                if linear.precision == Precision::TwoBytes {
+                    let left: Vec<f32> = x.iter().zip(&rounded).map(|(x, rounded)| x - rounded).collect();
+                    rounded.iter_mut().zip(through_bytes(&left)).for_each(|(rounded, left)| *rounded += left);
+                }
+                rounded
+            }
         };
         (0..linear.rows)
             .map(|row| {
@@ -147,7 +157,7 @@ impl Backend for Reference {
         Ok(data.to_vec())
     }
 
-    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self::Linear, KernelError> {
+    fn linear(&self, parts: &[TensorView<'_>], bias: Option<&[f32]>, precision: Precision) -> Result<Self::Linear, KernelError> {
         let columns = parts.first().map_or(0, |p| p.columns);
         let rows = parts.iter().map(|p| p.rows).sum();
         shape("linear", parts.iter().all(|p| p.columns == columns) && columns > 0, || "parts differ in columns".into())?;
@@ -158,6 +168,7 @@ impl Backend for Reference {
             weights: vec![0.0; rows * columns],
             quantised: Vec::new(),
             bias: bias.map_or_else(|| vec![0.0; rows], <[f32]>::to_vec),
+            precision,
         };
         for part in parts {
             part.check("linear")?;

@@ -3,7 +3,7 @@
 
 use quire_kernels::{
     KernelError,
-    backend::{Activation, AttentionArgs, Backend, KvShape, KvType, Linear, LowRank, Norm, QkvArgs, RopeStyle, WorkspaceShape},
+    backend::{Activation, AttentionArgs, Backend, KvShape, KvType, Linear, LowRank, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape},
     plan::{GroupPlan, NO_ADAPTER, NO_TOKEN, SamplingPlan, StepLimits, StepOutput, StepPlan},
     quant::{TensorType, TensorView},
 };
@@ -217,14 +217,14 @@ impl<B: Backend> Model<B> {
         };
         let views = |tensors: &[Tensor]| -> Vec<B::Linear> {
             let views: Vec<_> = tensors.iter().map(Tensor::view).collect();
-            vec![backend.linear(&views, None).unwrap()]
+            vec![backend.linear(&views, None, Precision::Byte).unwrap()]
         };
         let qkv: Vec<_> = weights.qkv.iter().map(Tensor::view).collect();
         let linears = [
-            backend.linear(&qkv, weights.qkv_bias.as_deref())?,
-            backend.linear(&[weights.out.view()], None)?,
+            backend.linear(&qkv, weights.qkv_bias.as_deref(), Precision::TwoBytes)?,
+            backend.linear(&[weights.out.view()], None, Precision::Byte)?,
             views(&weights.gate_up).remove(0),
-            backend.linear(&[weights.down.view()], None)?,
+            backend.linear(&[weights.down.view()], None, Precision::TwoBytes)?,
         ];
         let adapters = std::array::from_fn(|i| match &weights.adapters {
             Some(pairs) => {
@@ -233,8 +233,8 @@ impl<B: Backend> Model<B> {
                 vec![
                     None,
                     Some(LowRank {
-                        a: backend.linear(&[a.view()], None).unwrap(),
-                        b: backend.linear(&[b.view()], None).unwrap(),
+                        a: backend.linear(&[a.view()], None, Precision::Byte).unwrap(),
+                        b: backend.linear(&[b.view()], None, Precision::Byte).unwrap(),
                         scale: 0.7,
                     }),
                 ]
@@ -249,7 +249,7 @@ impl<B: Backend> Model<B> {
             inputs: backend.inputs(&limits, shape.vocabulary)?,
             sampled: backend.sampled(&limits)?,
             workspace: backend.workspace(&WorkspaceShape { limits, max_in, max_out, vocabulary: shape.vocabulary, heads, head_dim })?,
-            table: backend.linear(&[weights.table.view()], None)?,
+            table: backend.linear(&[weights.table.view()], None, Precision::Byte)?,
             linears,
             adapters,
             norm: backend.buffer_from(&weights.norm)?,

@@ -34,6 +34,7 @@ use super::{
 };
 use crate::{
     KernelError,
+    backend::Precision,
     quant::{ACTIVATION_BLOCK, TensorView},
 };
 
@@ -50,6 +51,7 @@ pub struct PackedLinear {
     segments: Vec<Segment>,
     bias: Option<Vec<f32>>,
     groups: usize,
+    precision: Precision,
 }
 
 /// One part.
@@ -75,12 +77,12 @@ impl PackedLinear {
     ///
     /// # Errors
     /// Shapes that don't fit, a type without kernels, no memory, or an instruction set that this machine lacks.
-    pub fn pack(isa: Isa, pool: &Pool, parts: &[TensorView<'_>], bias: Option<&[f32]>) -> Result<Self, KernelError> {
+    pub fn pack(isa: Isa, pool: &Pool, parts: &[TensorView<'_>], bias: Option<&[f32]>, precision: Precision) -> Result<Self, KernelError> {
         if !isa.available() {
             return Err(KernelError::Unsupported(format!("instruction set {}", isa.name())));
         }
         let columns = parts.first().map_or(0, |part| part.columns);
-        let mut linear = Self { isa, rows: 0, columns, segments: Vec::with_capacity(parts.len()), bias: None, groups: 0 };
+        let mut linear = Self { isa, rows: 0, columns, segments: Vec::with_capacity(parts.len()), bias: None, groups: 0, precision };
         for part in parts {
             part.check("linear")?;
             if part.columns != columns {
@@ -122,7 +124,10 @@ impl PackedLinear {
     /// Which forms of the activations it reads.
     #[must_use]
     pub fn forms(&self) -> Forms {
-        let form = |segment: &Segment| Forms { quantised: !segment.packing.is_float(), float: segment.packing.is_float() };
+        let form = |segment: &Segment| {
+            let float = segment.packing.is_float();
+            Forms { quantised: !float, float, fine: !float && self.precision == Precision::TwoBytes }
+        };
         self.segments.iter().map(form).fold(Forms::default(), Forms::or)
     }
 
@@ -165,7 +170,9 @@ impl PackedLinear {
         S: FnMut(usize, usize, &[f32]),
     {
         let forms = self.forms();
-        if activations.columns() != self.columns || activations.isa() != self.isa || activations.forms().or(forms) != activations.forms() {
+        let given = activations.forms();
+        let fits = given.or(forms) == given && (given.fine == forms.fine || !forms.quantised);
+        if activations.columns() != self.columns || activations.isa() != self.isa || !fits {
             return Err(shape(format!("activations have {} columns, weights {}, or lack a form", activations.columns(), self.columns)));
         }
         if groups.end > self.groups {
@@ -177,13 +184,25 @@ impl PackedLinear {
             let Some(segment) = self.segment(group) else { continue };
             let rows = segment.group_rows(group);
             let bias = self.bias.as_ref().map(|bias| &bias[rows.clone()]);
+            // Two bytes: the outputs of a row are those of its first bytes plus those of its second; they may lie in two tiles.
+            let pairs = forms.fine && !segment.packing.is_float();
+            let mut first = [0.0; LANES];
             segment.multiply(group - segment.first_group, activations, &matrix, &mut results, |start, results| {
                 for (c, values) in results.iter_mut().enumerate() {
+                    let mut row = start + c;
+                    if pairs {
+                        if row % 2 == 0 {
+                            first = *values;
+                            continue;
+                        }
+                        values.iter_mut().zip(first).for_each(|(value, first)| *value += first);
+                        row /= 2;
+                    }
                     let values = &mut values[..rows.len()];
                     if let Some(bias) = bias {
                         values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
                     }
-                    sink(start + c, rows.start, values);
+                    sink(row, rows.start, values);
                 }
             });
         }
@@ -262,7 +281,8 @@ impl Segment {
                     s: quantised.s.as_ptr(),
                     negative: quantised.negative.as_ptr(),
                     negative_halves: quantised.negative_halves.as_ptr(),
-                    x: activations.float_tile(start).as_ptr(),
+                    // Bytes may have twice as many rows as floats.
+                    x: if self.packing.is_float() { activations.float_tile(start).as_ptr() } else { std::ptr::null() },
                     next: scales.as_ptr().wrapping_add(self.group_bytes),
                     next_bytes: if tile == 0 { self.group_bytes / blocks.max(1) } else { 0 },
                     out: results.0.as_mut_ptr(),
@@ -342,7 +362,7 @@ impl Matrix {
     #[cfg(target_arch = "x86_64")]
     fn begin(activations: &Activations, wanted: impl FnOnce() -> bool) -> Self {
         // SAFETY: parts want it only where it may be used.
-        Self((activations.rows() >= MATRIX_ROWS && wanted()).then(|| unsafe { amx::Session::begin() }))
+        Self((activations.byte_rows() >= MATRIX_ROWS && wanted()).then(|| unsafe { amx::Session::begin() }))
     }
 
     #[cfg(not(target_arch = "x86_64"))]

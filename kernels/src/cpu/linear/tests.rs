@@ -124,7 +124,7 @@ fn every_type_and_level_equals_the_definition() {
             let part = TensorView { tensor_type, rows, columns, data: &data };
             let x = inputs(9, columns, &mut random);
             for isa in Isa::all_available() {
-                let linear = PackedLinear::pack(isa, &pool, &[part], None).unwrap();
+                let linear = PackedLinear::pack(isa, &pool, &[part], None, Precision::Byte).unwrap();
                 let out = product(&linear, 0..linear.groups(), 9, &x);
                 for (i, &out) in out.iter().enumerate() {
                     let (sum, size) = expected(&part, i % rows, &x[i / rows * columns..][..columns]);
@@ -145,7 +145,8 @@ fn a_row_does_not_depend_on_the_batch() {
         let data = weights(tensor_type, rows, columns, &mut random);
         let x = inputs(19, columns, &mut random);
         for isa in Isa::all_available() {
-            let linear = PackedLinear::pack(isa, &pool, &[TensorView { tensor_type, rows, columns, data: &data }], None).unwrap();
+            let linear =
+                PackedLinear::pack(isa, &pool, &[TensorView { tensor_type, rows, columns, data: &data }], None, Precision::Byte).unwrap();
             let alone: Vec<f32> = x.chunks(columns).flat_map(|x| product(&linear, 0..linear.groups(), 1, x)).collect();
             for batch in 1..=19 {
                 let together = product(&linear, 0..linear.groups(), batch, &x[..batch * columns]);
@@ -174,7 +175,7 @@ fn vector_levels_agree() {
         let part = TensorView { tensor_type, rows: 48, columns, data: &data };
         let x = inputs(21, columns, &mut random);
         let [narrow, wide] = [Isa::Avx2, Isa::Avx512Vnni].map(|isa| {
-            let linear = PackedLinear::pack(isa, &pool, &[part], None).unwrap();
+            let linear = PackedLinear::pack(isa, &pool, &[part], None, Precision::Byte).unwrap();
             bits(&product(&linear, 0..linear.groups(), 21, &x))
         });
         assert_eq!(narrow, wide, "{tensor_type:?}");
@@ -189,7 +190,7 @@ fn gathered_rows_are_the_decoded_ones() {
         let (rows, columns) = (35, columns_of(tensor_type, 2));
         let data = weights(tensor_type, rows, columns, &mut random);
         let part = TensorView { tensor_type, rows, columns, data: &data };
-        let linear = PackedLinear::pack(Isa::Portable, &pool, &[part], None).unwrap();
+        let linear = PackedLinear::pack(Isa::Portable, &pool, &[part], None, Precision::Byte).unwrap();
         let (mut row, mut decoded) = (vec![0.0; columns], vec![0.0; columns]);
         for r in 0..rows {
             linear.gather_row(r, &mut row).unwrap();
@@ -213,16 +214,16 @@ fn parts_of_different_types_are_stacked_and_bias_is_added_last() {
     let bias: Vec<f32> = (0..60).map(|i| i as f32 - 30.0).collect();
     let x = inputs(10, 256, &mut random);
     for isa in Isa::all_available() {
-        let plain = PackedLinear::pack(isa, &pool, &views, None).unwrap();
-        let biased = PackedLinear::pack(isa, &pool, &views, Some(&bias)).unwrap();
+        let plain = PackedLinear::pack(isa, &pool, &views, None, Precision::Byte).unwrap();
+        let biased = PackedLinear::pack(isa, &pool, &views, Some(&bias), Precision::Byte).unwrap();
         assert_eq!((plain.rows(), plain.groups(), plain.columns()), (60, 2 + 1 + 3, 256));
-        assert_eq!(plain.forms(), Forms { quantised: true, float: true });
+        assert_eq!(plain.forms(), Forms { quantised: true, float: true, fine: false });
         let covered: Vec<usize> = (0..plain.groups()).flat_map(|group| plain.group_rows(group)).collect();
         assert_eq!(covered, (0..60).collect::<Vec<_>>());
         let (out, with_bias) = (product(&plain, 0..6, 10, &x), product(&biased, 0..6, 10, &x));
         let mut first = 0;
         for view in &views {
-            let alone = PackedLinear::pack(isa, &pool, &[*view], None).unwrap();
+            let alone = PackedLinear::pack(isa, &pool, &[*view], None, Precision::Byte).unwrap();
             let alone_out = product(&alone, 0..alone.groups(), 10, &x);
             for r in 0..10 {
                 assert_eq!(bits(&out[r * 60 + first..][..view.rows]), bits(&alone_out[r * view.rows..][..view.rows]));
@@ -245,18 +246,18 @@ fn what_does_not_fit_is_refused() {
     let pool = Pool::new(1).unwrap();
     let data = [0_u8; 4 * 34];
     let part = TensorView { tensor_type: TensorType::Q8_0, rows: 4, columns: 32, data: &data };
-    let pack = |parts: &[TensorView<'_>], bias| PackedLinear::pack(Isa::Portable, &pool, parts, bias);
+    let pack = |parts: &[TensorView<'_>], bias| PackedLinear::pack(Isa::Portable, &pool, parts, bias, Precision::Byte);
     assert!(pack(&[TensorView { rows: 5, ..part }], None).is_err());
     assert!(pack(&[part, TensorView { rows: 2, columns: 64, ..part }], None).is_err());
     assert!(pack(&[part], Some(&[0.0; 3])).is_err());
-    let linear = pack(&[part], None).unwrap();
+    let linear = pack(&[part], None, Precision::Byte).unwrap();
     let refused = |activations: &Activations, groups| linear.matmul(groups, activations, |_, _, _| {}).is_err();
     let x = [0.5; 64];
     let good = prepare(Isa::Portable, linear.forms(), 2, 32, &x);
     assert!(!refused(&good, 0..1));
     assert!(refused(&good, 0..2));
     assert!(refused(&prepare(Isa::Portable, linear.forms(), 1, 64, &x), 0..1));
-    assert!(refused(&prepare(Isa::Portable, Forms { quantised: false, float: true }, 2, 32, &x), 0..1));
+    assert!(refused(&prepare(Isa::Portable, Forms { float: true, ..Forms::default() }, 2, 32, &x), 0..1));
     if Isa::Avx2.available() {
         assert!(refused(&prepare(Isa::Avx2, linear.forms(), 2, 32, &x), 0..1));
     }
@@ -272,7 +273,9 @@ fn a_non_finite_activation_makes_its_row_non_finite_and_no_other() {
         let mut x = inputs(3, columns, &mut random);
         x[columns + 40] = f32::INFINITY;
         for isa in Isa::all_available() {
-            let linear = PackedLinear::pack(isa, &pool, &[TensorView { tensor_type, rows: 16, columns, data: &data }], None).unwrap();
+            let linear =
+                PackedLinear::pack(isa, &pool, &[TensorView { tensor_type, rows: 16, columns, data: &data }], None, Precision::Byte)
+                    .unwrap();
             let out = product(&linear, 0..1, 3, &x);
             assert!(out.iter().enumerate().all(|(i, value)| value.is_finite() == (i / 16 != 1)), "{tensor_type:?} {}", isa.name());
         }
@@ -293,7 +296,7 @@ proptest! {
         let x = inputs(batch, columns, &mut random);
         let pool = Pool::new(1).unwrap();
         for isa in Isa::all_available() {
-            let linear = PackedLinear::pack(isa, &pool, &[part], None).unwrap();
+            let linear = PackedLinear::pack(isa, &pool, &[part], None, Precision::Byte).unwrap();
             for (i, out) in product(&linear, 0..linear.groups(), batch, &x).into_iter().enumerate() {
                 let (sum, size) = expected(&part, i % rows, &x[i / rows * columns..][..columns]);
                 prop_assert!((f64::from(out) - sum).abs() <= 1e-6 * size, "{tensor_type:?} {} output {i}: {out}, not {sum}", isa.name());
