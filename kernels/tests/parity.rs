@@ -74,8 +74,11 @@ fn random_shape(random: &mut Random) -> Shape {
     }
 }
 
+/// Per step: sequence, first position, rows.
+type Steps = Vec<Vec<(usize, usize, usize)>>;
+
 /// First all the past, then a ragged batch of prefill and decode rows.
-fn random_steps(random: &mut Random, shape: &Shape) -> (Tables, Vec<Vec<(usize, usize, usize)>>) {
+fn random_steps(random: &mut Random, shape: &Shape) -> (Tables, Steps) {
     let lengths = [1, 2, 15, 16, 17, 31, 33, 64, 255, 256, 257];
     let sequences = 1 + random.below(4);
     let mut past: Vec<usize> = (0..sequences).map(|_| if random.below(3) == 0 { 0 } else { random.pick(&lengths) }).collect();

@@ -102,10 +102,7 @@ mod tests {
             let salt: Vec<u8> = (0..salt.len()).step_by(2).map(|i| u8::from_str_radix(&salt[i..i + 2], 16).unwrap()).collect();
             let ids: Vec<u32> = ids.split(' ').filter(|s| !s.is_empty()).map(|s| s.parse().unwrap()).collect();
             let root = BlockHash::root(adapter, &salt);
-            let got: Vec<String> = std::iter::once(root)
-                .chain(chain(root, &ids, block.parse().unwrap()))
-                .map(|h| h.to_string())
-                .collect();
+            let got: Vec<String> = std::iter::once(root).chain(chain(root, &ids, block.parse().unwrap())).map(|h| h.to_string()).collect();
             assert_eq!(got.join(" "), want, "line: {line}");
             seen += 1;
         }

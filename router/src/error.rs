@@ -71,7 +71,9 @@ impl ApiError {
     #[must_use]
     pub fn grpc_code(&self) -> tonic::Code {
         match self {
-            Self::Invalid { .. } | Self::ContextLength { .. } | Self::UnsupportedMedia(_) | Self::TooLarge(_) => tonic::Code::InvalidArgument,
+            Self::Invalid { .. } | Self::ContextLength { .. } | Self::UnsupportedMedia(_) | Self::TooLarge(_) => {
+                tonic::Code::InvalidArgument
+            }
             Self::Unauthorized => tonic::Code::Unauthenticated,
             Self::ModelNotFound(_) | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,

@@ -112,7 +112,10 @@ pub enum TextEvent {
         token_ids: Vec<u32>,
         logprobs: Vec<TokenLogprob>,
     },
-    Finished { choice: u32, reason: FinishReason },
+    Finished {
+        choice: u32,
+        reason: FinishReason,
+    },
     Usage(Usage),
 }
 

@@ -105,8 +105,7 @@ impl Server {
         admin: Option<TcpListener>,
         shutdown: CancellationToken,
     ) -> Result<Stopped, ServerError> {
-        let readiness: Arc<dyn Readiness> =
-            Arc::new(UntilShutdown { inner: Arc::clone(&self.readiness), shutdown: shutdown.clone() });
+        let readiness: Arc<dyn Readiness> = Arc::new(UntilShutdown { inner: Arc::clone(&self.readiness), shutdown: shutdown.clone() });
         let app = Arc::new(App {
             core: self.core,
             keys: Keys::new(self.face.api_key.as_deref()),
@@ -123,7 +122,8 @@ impl Server {
         let tracker = TaskTracker::new();
         let end = CancellationToken::new();
         let _end_with_this = end.clone().drop_guard();
-        let admin_port = Port { config: self.config.clone(), accepting: CancellationToken::new(), closing: end.clone(), closed: end.clone() };
+        let admin_port =
+            Port { config: self.config.clone(), accepting: CancellationToken::new(), closing: end.clone(), closed: end.clone() };
         tracker.spawn(telemetry::upkeep(self.metrics.clone(), end.clone()));
         tracker.spawn(report_health(reporter, Arc::clone(&readiness), shutdown.clone(), end.clone()));
         if let Some(admin) = admin {
@@ -157,7 +157,8 @@ impl Server {
 /// Serves only the admin routes, for processes without faces; until `shutdown` is cancelled.
 pub async fn serve_admin(listener: TcpListener, routes: Router, shutdown: CancellationToken) {
     let tracker = TaskTracker::new();
-    let port = Port { config: ServerConfig::default(), accepting: shutdown.clone(), closing: shutdown.clone(), closed: CancellationToken::new() };
+    let port =
+        Port { config: ServerConfig::default(), accepting: shutdown.clone(), closing: shutdown.clone(), closed: CancellationToken::new() };
     port.clone().run(listener, routes, tracker.clone(), false).await;
     close(&port, &tracker).await;
 }

@@ -97,7 +97,8 @@ async fn drain(mut chunks: axum::body::BodyDataStream, limit: usize) {
 }
 
 fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
-    serde_json::from_slice(bytes).map_err(|error| ApiError::Invalid { message: format!("The body is not valid JSON: {error}."), param: None })
+    serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::Invalid { message: format!("The body is not valid JSON: {error}."), param: None })
 }
 
 #[cfg(test)]

@@ -53,11 +53,8 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 pub async fn edge(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let request_id = request_id(request.headers());
     let from_browser = request.headers().contains_key(header::ORIGIN);
-    let mut response = if from_browser && is_preflight(&request) {
-        preflight(request.headers())
-    } else {
-        pass(&app, request, next, &request_id).await
-    };
+    let mut response =
+        if from_browser && is_preflight(&request) { preflight(request.headers()) } else { pass(&app, request, next, &request_id).await };
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::try_from(request_id) {
         headers.insert(REQUEST_ID, value);
@@ -98,7 +95,8 @@ fn caller(app: &App, request: &Request, route: &str, request_id: &str) -> Result
         None => 0,
         Some(value) => {
             let parsed = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok()).filter(|&milliseconds| milliseconds > 0);
-            parsed.ok_or_else(|| ApiError::invalid(TIMEOUT, format!("The header `{TIMEOUT}` must be a positive number of milliseconds.")))?
+            parsed
+                .ok_or_else(|| ApiError::invalid(TIMEOUT, format!("The header `{TIMEOUT}` must be a positive number of milliseconds.")))?
         }
     };
     Ok(Caller { request_id: request_id.to_owned(), cache_salt, deadline_ms })

@@ -17,9 +17,7 @@ impl<'a> Fields<'a> {
     pub fn root(value: &'a Value) -> Result<Self, ApiError> {
         match value {
             Value::Object(map) => Ok(Self { map, path: String::new() }),
-            other => {
-                Err(ApiError::Invalid { message: format!("The body must be a JSON object, not {}.", kind(other)), param: None })
-            }
+            other => Err(ApiError::Invalid { message: format!("The body must be a JSON object, not {}.", kind(other)), param: None }),
         }
     }
 

@@ -51,9 +51,7 @@ pub fn router(app: &Arc<App>, grpc: Router) -> Router {
     let fallback = move |State(_): State<Arc<App>>, request: Request| elsewhere(grpc.clone(), request);
     routes
         .fallback(fallback)
-        .layer(CatchPanicLayer::custom(|_| {
-            ApiError::Internal("The server failed to answer this request.".to_owned()).into_response()
-        }))
+        .layer(CatchPanicLayer::custom(|_| ApiError::Internal("The server failed to answer this request.".to_owned()).into_response()))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(app), edge::edge))
         .with_state(Arc::clone(app))
 }

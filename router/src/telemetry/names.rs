@@ -29,19 +29,15 @@ pub const CACHED_TOKENS: &str = "quire_router_cached_prompt_tokens_total";
 /// Label model.
 pub const COMPLETION_TOKENS: &str = "quire_router_completion_tokens_total";
 
-const CALL: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
-const FIRST: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-];
+const CALL: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+const FIRST: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0];
 const BETWEEN: &[f64] = &[
-    0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0,
-    10.0,
+    0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
 ];
 
 /// Histograms and their bucket bounds.
-pub const BUCKETS: &[(&str, &[f64])] =
-    &[(HTTP_DURATION, CALL), (DURATION, CALL), (FIRST_TOKEN, FIRST), (INTER_TOKEN, BETWEEN)];
+pub const BUCKETS: &[(&str, &[f64])] = &[(HTTP_DURATION, CALL), (DURATION, CALL), (FIRST_TOKEN, FIRST), (INTER_TOKEN, BETWEEN)];
 
 /// Registers help texts.
 pub fn describe() {

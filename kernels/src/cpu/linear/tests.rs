@@ -144,13 +144,36 @@ fn a_row_does_not_depend_on_the_batch() {
         let (rows, columns) = (40, columns_of(tensor_type, 2));
         let data = weights(tensor_type, rows, columns, &mut random);
         let x = inputs(19, columns, &mut random);
-        for isa in Isa::all_available() {
-            let linear =
-                PackedLinear::pack(isa, &pool, &[TensorView { tensor_type, rows, columns, data: &data }], None, Precision::Byte).unwrap();
+        let part = TensorView { tensor_type, rows, columns, data: &data };
+        for (isa, precision) in Isa::all_available().into_iter().flat_map(|isa| [(isa, Precision::Byte), (isa, Precision::TwoBytes)]) {
+            let linear = PackedLinear::pack(isa, &pool, &[part], Some(&[0.25; 40]), precision).unwrap();
             let alone: Vec<f32> = x.chunks(columns).flat_map(|x| product(&linear, 0..linear.groups(), 1, x)).collect();
             for batch in 1..=19 {
                 let together = product(&linear, 0..linear.groups(), batch, &x[..batch * columns]);
-                assert_eq!(bits(&together), bits(&alone[..batch * rows]), "{tensor_type:?} {} batch {batch}", isa.name());
+                assert_eq!(bits(&together), bits(&alone[..batch * rows]), "{tensor_type:?} {} {precision:?} batch {batch}", isa.name());
+            }
+        }
+    }
+}
+
+/// Two bytes see the input almost as f32 does: a thousandth of what one byte may be off.
+#[test]
+fn two_bytes_are_fine() {
+    let pool = Pool::new(1).unwrap();
+    let mut random = Random(11);
+    for tensor_type in TYPES {
+        let (rows, columns) = (20, columns_of(tensor_type, 3));
+        let data = weights(tensor_type, rows, columns, &mut random);
+        let part = TensorView { tensor_type, rows, columns, data: &data };
+        let x = inputs(3, columns, &mut random);
+        let mut decoded = vec![0.0; columns];
+        for isa in Isa::all_available() {
+            let linear = PackedLinear::pack(isa, &pool, &[part], None, Precision::TwoBytes).unwrap();
+            for (i, &out) in product(&linear, 0..linear.groups(), 3, &x).iter().enumerate() {
+                dequantize(tensor_type, part.row(i % rows), &mut decoded).unwrap();
+                let products = decoded.iter().zip(&x[i / rows * columns..]).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
+                assert!((f64::from(out) - sum).abs() <= 2e-5 * size, "{tensor_type:?} {} output {i}: {out}, not {sum}", isa.name());
             }
         }
     }
@@ -250,7 +273,7 @@ fn what_does_not_fit_is_refused() {
     assert!(pack(&[TensorView { rows: 5, ..part }], None).is_err());
     assert!(pack(&[part, TensorView { rows: 2, columns: 64, ..part }], None).is_err());
     assert!(pack(&[part], Some(&[0.0; 3])).is_err());
-    let linear = pack(&[part], None, Precision::Byte).unwrap();
+    let linear = pack(&[part], None).unwrap();
     let refused = |activations: &Activations, groups| linear.matmul(groups, activations, |_, _, _| {}).is_err();
     let x = [0.5; 64];
     let good = prepare(Isa::Portable, linear.forms(), 2, 32, &x);

@@ -39,11 +39,7 @@ pub fn chat(tokens: &[TokenLogprob], as_ids: bool) -> ChatLogprobs {
             token: name(token),
             logprob: value(token),
             bytes: token.bytes.clone(),
-            top_logprobs: token
-                .top
-                .iter()
-                .map(|top| ChatTop { token: name(top), logprob: value(top), bytes: top.bytes.clone() })
-                .collect(),
+            top_logprobs: token.top.iter().map(|top| ChatTop { token: name(top), logprob: value(top), bytes: top.bytes.clone() }).collect(),
         })
         .collect();
     ChatLogprobs { content, refusal: None }
@@ -79,9 +75,7 @@ pub fn text(tokens: &[TokenLogprob], offset: &mut usize, as_ids: bool) -> TextLo
 
 /// vLLM's `prompt_logprobs`: one object a token, by token id; null for the first.
 pub fn prompt(tokens: &[TokenLogprob]) -> Value {
-    let entry = |token: &TokenLogprob, rank: Option<usize>| {
-        json!({"logprob": value(token), "rank": rank, "decoded_token": String::from_utf8_lossy(&token.bytes)})
-    };
+    let entry = |token: &TokenLogprob, rank: Option<usize>| json!({"logprob": value(token), "rank": rank, "decoded_token": String::from_utf8_lossy(&token.bytes)});
     let object = |token: &TokenLogprob| {
         token.logprob.map_or(Value::Null, |_| {
             let mut entries = Map::new();

@@ -124,7 +124,10 @@ fn tools(body: &Fields<'_>) -> Result<Option<Value>, ApiError> {
         "required" | "named" => {
             Err(ApiError::invalid("tool_choice", "Forcing a tool call is not supported yet; `tool_choice` may be `auto` or `none`."))
         }
-        other => Err(ApiError::invalid("tool_choice", format!("`tool_choice` must be `none`, `auto`, `required` or a named function, not `{other}`."))),
+        other => Err(ApiError::invalid(
+            "tool_choice",
+            format!("`tool_choice` must be `none`, `auto`, `required` or a named function, not `{other}`."),
+        )),
     }
 }
 
@@ -164,7 +167,10 @@ mod tests {
             (json!({"messages": [{"content": "x"}]}), "messages[0].role"),
             (json!({"messages": [{"role": "user"}]}), "messages[0].content"),
             (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}), "messages[0].content[0]"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+                "messages[0].content[0]",
+            ),
             (json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}), "messages[0].content[0].text"),
             (json!({"messages": user, "tools": []}), "tools"),
             (json!({"messages": user, "tools": [{}]}), "tools[0].function"),

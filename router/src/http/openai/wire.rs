@@ -1,8 +1,6 @@
 //! The objects that answers and chunks of both endpoints are made of.
 
-use std::{
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
