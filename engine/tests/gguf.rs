@@ -1,5 +1,7 @@
 //! GGUF files: what is read, and that a damaged file is a clear error and never a panic.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // tests
+
 mod gguf_writer;
 
 use gguf_writer::{Value, Writer};

@@ -2,6 +2,8 @@
 //!
 //! The committed files are tiny and exact; with `QUIRE_MODEL` naming SmolLM2-135M-Instruct Q4_1, the real thing too.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // tests
+
 use std::path::{Path, PathBuf};
 
 use quire_engine::{

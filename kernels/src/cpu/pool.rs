@@ -368,7 +368,7 @@ mod tests {
                 for i in 0..parts {
                     let share = split(items, 16, parts, i);
                     assert_eq!(share.start, end);
-                    assert!(share.start % 16 == 0 || share.start == items);
+                    assert!(share.start.is_multiple_of(16) || share.start == items);
                     end = share.end;
                 }
                 assert_eq!(end, items);
