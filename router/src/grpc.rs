@@ -38,7 +38,7 @@ use crate::{
 pub const SERVICE: &str = "quire.inference.v1.Inference";
 
 /// Paths of the services on the main port, for metric labels.
-pub const METHODS: [&str; 10] = [
+pub const METHODS: [&str; 11] = [
     "/quire.inference.v1.Inference/Chat",
     "/quire.inference.v1.Inference/ChatStream",
     "/quire.inference.v1.Inference/Complete",
@@ -49,6 +49,7 @@ pub const METHODS: [&str; 10] = [
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
 /// All gRPC services of the main port, and the handle that says whether they serve.
@@ -57,14 +58,17 @@ pub const METHODS: [&str; 10] = [
 /// If the descriptors for reflection cannot be read.
 pub fn router(app: &Arc<App>) -> Result<(Router, HealthReporter), tonic_reflection::server::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .with_service_name(SERVICE)
-        .with_service_name("grpc.health.v1.Health")
-        .build_v1()?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(SERVICE)
+            .with_service_name("grpc.health.v1.Health")
+    };
+    // Older clients (Python's among them) only know v1alpha.
+    let (reflection, older_reflection) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     let inference = InferenceServer::new(Service(Arc::clone(app))).max_decoding_message_size(app.config.max_body_bytes);
-    let routes = Routes::new(inference).add_service(health).add_service(reflection).prepare();
+    let routes = Routes::new(inference).add_service(health).add_service(reflection).add_service(older_reflection).prepare();
     Ok((routes.into_axum_router(), reporter))
 }
 

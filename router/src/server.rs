@@ -44,7 +44,7 @@ const IDLE: Duration = Duration::from_secs(75);
 /// The last frames of ended streams get this long to leave.
 const FLUSH: Duration = Duration::from_secs(2);
 /// How often gRPC's health service learns of readiness.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// HTTP/2 flow control: the defaults (64 KiB) stall streams on any distance.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
