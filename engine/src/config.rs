@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use quire_kernels::backend::KvType;
 
+use crate::scheduler::Policy;
+
 /// Which arithmetic runs the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
@@ -42,6 +44,10 @@ pub struct EngineConfig {
     /// Share of the blocks that admission keeps free for the growth of running sequences.
     pub watermark: f64,
     pub prefix_cache: bool,
+    /// Order, bypass, growth: who waits for whom.
+    pub policy: Policy,
+    /// Time between tokens that running streams keep while prompts are computed. `None`: prompts take what a step has left.
+    pub itl_target: Option<Duration>,
     /// Work is waiting but no step has finished for this long: not ready.
     pub stall_after: Duration,
 }
@@ -63,6 +69,8 @@ impl Default for EngineConfig {
             max_waiting_tokens: 0,
             watermark: 0.01,
             prefix_cache: true,
+            policy: Policy::default(),
+            itl_target: None,
             stall_after: Duration::from_secs(60),
         }
     }

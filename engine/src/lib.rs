@@ -5,6 +5,7 @@
 //! - [`runner`]: the executor of step plans, memory sizing
 //! - [`cache`]: block pool, prefix index, cache events. Pure: integers and hashes
 //! - [`scheduler`]: budget, queues, preemption. Pure: no clock, channel or tensor
+//! - [`simulate`]: the scheduler over a cost model and synthetic traces. Pure
 //! - [`sampling`]: parameters → flat arrays
 //! - [`core`]: the step loop on its own thread, and the handle to it
 //! - [`service`]: the gRPC face: model → handle → event stream
@@ -19,5 +20,6 @@ pub mod runner;
 pub mod sampling;
 pub mod scheduler;
 pub mod service;
+pub mod simulate;
 pub mod store;
 pub mod telemetry;

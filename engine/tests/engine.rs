@@ -7,7 +7,10 @@ mod support;
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use futures::future::join_all;
-use quire_engine::core::{EngineError, EngineHandle};
+use quire_engine::{
+    core::{EngineError, EngineHandle},
+    scheduler::Policy,
+};
 use quire_proto::{
     block_hash::{BlockHash, chain},
     worker::v1::{CacheEventBatch, FinishReason, GenerateRequest, LogitBias, Sampling, Stopping},
@@ -49,11 +52,20 @@ async fn thirty_two_at_once_say_what_each_says_alone() {
 #[tokio::test]
 async fn a_tiny_pool_preempts_and_says_the_same() {
     for chunk in [0, 16] {
-        let (handle, _) = engine(24, |config| config.max_prefill_chunk = chunk);
-        thirty_two(&handle).await;
-        assert!(handle.load().preemptions > 0);
-        thirty_two(&handle).await;
+        for policy in [Policy::plain(), Policy::default()] {
+            let (handle, _) = engine(24, |config| (config.max_prefill_chunk, config.policy) = (chunk, policy));
+            thirty_two(&handle).await;
+            assert_eq!(handle.load().preemptions > 0, policy == Policy::plain(), "room for growth is kept unless told otherwise");
+            thirty_two(&handle).await;
+        }
     }
+}
+
+#[tokio::test]
+async fn a_target_for_the_time_between_tokens_changes_no_output() {
+    let (handle, switches) = engine(512, |config| config.itl_target = Some(Duration::from_micros(100)));
+    switches.step_us.store(200, Ordering::Relaxed);
+    thirty_two(&handle).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 
 use quire_engine::{
     cache::{BlockId, GroupKind, GroupSpec},
-    scheduler::{NewSequence, Outcome, Plan, Scheduler, SchedulerConfig, SequenceId},
+    scheduler::{NewSequence, Outcome, Plan, Policy, Scheduler, SchedulerConfig, SequenceId},
 };
 use quire_proto::block_hash::{BlockHash, chain};
 
@@ -22,6 +22,8 @@ fn config(blocks: usize) -> SchedulerConfig {
         groups: vec![GroupSpec { kind: GroupKind::Paged, blocks }],
         watermark_blocks: 1,
         prefix_cache: true,
+        policy: Policy::plain(),
+        itl_target: None,
         epoch: 1,
     }
 }
@@ -37,6 +39,7 @@ fn sequence(tokens: Vec<u32>, output: usize, arrival: u64) -> NewSequence {
         root,
         priority: 0,
         arrival,
+        arrived: Duration::ZERO,
         deadline: None,
         score_prompt: false,
     }

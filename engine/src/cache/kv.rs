@@ -238,6 +238,21 @@ impl KvCache {
         }
     }
 
+    /// Forgets up to `count` cached blocks that nobody uses, the next to be evicted first; gives how many.
+    pub fn evict(&mut self, count: usize) -> usize {
+        let mut evicted = 0;
+        for group in 0..self.groups.len() {
+            let Group { pool, index, .. } = &self.groups[group];
+            let named = pool.eviction_order().filter(|block| index.hash_of(*block).is_some());
+            let blocks: Vec<BlockId> = named.take(count).collect();
+            evicted = evicted.max(blocks.len());
+            for block in blocks {
+                self.withdraw(Registered { group: group as u32, block });
+            }
+        }
+        evicted
+    }
+
     /// Gives all blocks back, the tail first, so that shared beginnings are evicted last.
     pub fn release(&mut self, kv: &mut SequenceKv) {
         for (group, table) in self.groups.iter_mut().zip(&mut kv.tables) {

@@ -156,6 +156,7 @@ impl Admission {
                     max_len: prompt_len + sampling.max_tokens(),
                     priority: request.priority,
                     arrival: 0,
+                    arrived: Duration::ZERO,
                     deadline,
                     // The others share the prompt of the first.
                     score_prompt: score && index == request.first_choice,

@@ -133,6 +133,8 @@ impl EngineHandle {
             groups: vec![GroupSpec { kind: GroupKind::Paged, blocks: kv.blocks }],
             watermark_blocks: (config.watermark.clamp(0.0, 1.0) * kv.blocks as f64).ceil() as usize,
             prefix_cache: config.prefix_cache,
+            policy: config.policy,
+            itl_target: config.itl_target,
             epoch,
         });
         let metrics = EngineMetrics::new(card.names.first().map_or("", String::as_str), kv, config);

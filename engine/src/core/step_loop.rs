@@ -159,7 +159,9 @@ impl StepLoop {
             return;
         }
         let mut sequences = std::mem::take(&mut new.sequences);
+        let now = self.started.elapsed();
         for choice in &mut sequences {
+            choice.sequence.arrived = now;
             choice.sequence.arrival = self.next_arrival;
             self.next_arrival += 1;
         }
@@ -256,7 +258,9 @@ impl StepLoop {
                 Ok(()) => self.commit(&plan),
                 Err(message) => self.fail(&plan, &message),
             }
-            self.inbox.metrics().step(plan.rows, began.elapsed());
+            let elapsed = began.elapsed();
+            self.scheduler.observe(&plan, elapsed);
+            self.inbox.metrics().step(plan.rows, elapsed);
         } else if !self.requests.is_empty() && self.scheduler.running() + self.scheduler.waiting() > 0 {
             std::thread::sleep(EMPTY_PLAN_PAUSE);
         }

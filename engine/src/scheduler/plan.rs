@@ -23,6 +23,12 @@ impl Scheduled {
     pub fn logit_rows(&self) -> usize {
         usize::from(self.samples) + self.scored.1 - self.scored.0
     }
+
+    /// A sequence that only wants its next token.
+    #[must_use]
+    pub fn is_decode(&self) -> bool {
+        self.len == 1 && self.samples
+    }
 }
 
 /// One step, as the scheduler decided it. Reused from step to step.
@@ -40,6 +46,8 @@ pub struct Plan {
     /// Blocks that this step fills and that have been named already.
     pub registered: Vec<Registered>,
     pub rows: usize,
+    /// Of the rows, those of sequences that only want their next token.
+    pub decode_rows: usize,
     pub logit_rows: usize,
 }
 
@@ -52,7 +60,14 @@ impl Plan {
         self.expired.clear();
         self.registered.clear();
         self.rows = 0;
+        self.decode_rows = 0;
         self.logit_rows = 0;
+    }
+
+    /// Rows of prompts, and of what is computed again.
+    #[must_use]
+    pub fn prefill_rows(&self) -> usize {
+        self.rows - self.decode_rows
     }
 
     /// Nothing to compute.

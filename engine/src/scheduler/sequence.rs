@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use quire_proto::block_hash::BlockHash;
 
+use super::Policy;
 use crate::cache::{BlockId, SequenceKv};
 
 /// Names a sequence; a name is never used twice.
@@ -34,10 +35,12 @@ pub struct NewSequence {
     pub use_index: bool,
     /// Tokens that the sequence may have at its end (the last is never fed back).
     pub max_len: usize,
-    /// Lower runs first.
+    /// Lower runs first, as far as [`Policy::ageing`](super::Policy) lets it.
     pub priority: i32,
-    /// Ascends; decides between equal priorities.
+    /// Ascends; decides between equals.
     pub arrival: u64,
+    /// When it arrived, on the clock of [`plan`](super::Scheduler::plan).
+    pub arrived: Duration,
     /// When to give up waiting.
     pub deadline: Option<Duration>,
     /// Logits of the prompt rows are wanted; so the prefix index is not read.
@@ -45,7 +48,7 @@ pub struct NewSequence {
 }
 
 /// Place in the order of who runs first and who is preempted last.
-pub(super) type Rank = (i32, u64, SequenceId);
+pub(super) type Rank = (i64, u64, SequenceId);
 
 /// A sequence in the scheduler.
 #[derive(Clone, Debug)]
@@ -56,8 +59,9 @@ pub struct Sequence {
     pub(super) root: BlockHash,
     pub(super) hashes: Vec<BlockHash>,
     pub(super) use_index: bool,
-    pub(super) priority: i32,
-    pub(super) arrival: u64,
+    pub(super) max_len: usize,
+    score: i64,
+    arrival: u64,
     pub(super) deadline: Option<Duration>,
     /// Tokens whose keys and values are in the cache, those of the step under way included.
     pub(super) computed: usize,
@@ -69,10 +73,16 @@ pub struct Sequence {
     pub(super) running: bool,
     /// Was admitted once, so its deadline is met and it is not counted as a first admission again.
     pub(super) admitted: bool,
+    /// Blocks at its start that it found.
+    pub(super) shared: usize,
+    /// When there was first no room for it,
+    pub(super) blocked_since: Option<Duration>,
+    /// and how many have passed it since.
+    pub(super) passes: u32,
 }
 
 impl Sequence {
-    pub(super) fn new(id: SequenceId, new: NewSequence) -> Self {
+    pub(super) fn new(id: SequenceId, new: NewSequence, policy: &Policy) -> Self {
         let score_until = if new.score_prompt { new.prompt_len.saturating_sub(1) } else { 0 };
         Self {
             id,
@@ -81,7 +91,8 @@ impl Sequence {
             root: new.root,
             hashes: new.hashes,
             use_index: new.use_index,
-            priority: new.priority,
+            max_len: new.max_len,
+            score: policy.score(new.priority, new.arrived),
             arrival: new.arrival,
             deadline: new.deadline,
             computed: 0,
@@ -90,11 +101,14 @@ impl Sequence {
             kv: SequenceKv::default(),
             running: false,
             admitted: false,
+            shared: 0,
+            blocked_since: None,
+            passes: 0,
         }
     }
 
     pub(super) fn rank(&self) -> Rank {
-        (self.priority, self.arrival, self.id)
+        (self.score, self.arrival, self.id)
     }
 
     /// Every token that is known: prompt and generated.
@@ -124,6 +138,11 @@ impl Sequence {
     #[must_use]
     pub fn table(&self, group: usize) -> &[BlockId] {
         self.kv.table(group)
+    }
+
+    /// Tokens generated, here and elsewhere.
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
     }
 
     /// Rows still to compute.

@@ -2,7 +2,12 @@ use std::{collections::BTreeSet, time::Duration};
 
 use thiserror::Error;
 
-use super::{NewSequence, Sequence, SequenceId, sequence::Rank};
+use super::{
+    NewSequence, Policy, Sequence, SequenceId,
+    forecast::{Forecast, OutputLengths},
+    pace::Pace,
+    sequence::Rank,
+};
 use crate::cache::{GroupSpec, KvCache};
 
 /// Sizes and policy.
@@ -22,6 +27,9 @@ pub struct SchedulerConfig {
     /// Blocks that admission keeps free while others run.
     pub watermark_blocks: usize,
     pub prefix_cache: bool,
+    pub policy: Policy,
+    /// Time between the tokens of running sequences that prompts beside them should leave; `None`: they take what they get.
+    pub itl_target: Option<Duration>,
     /// Numbers the cache events.
     pub epoch: u64,
 }
@@ -45,6 +53,8 @@ pub struct Counters {
     pub preempted_tokens: u64,
     /// Of these, what resumed sequences found in the prefix index again.
     pub recovered_tokens: u64,
+    /// Admissions past a sequence that waits for room.
+    pub bypasses: u64,
 }
 
 /// The state machine. See the module for its rule.
@@ -62,6 +72,13 @@ pub struct Scheduler {
     pub(super) deadlines: BTreeSet<(Duration, SequenceId)>,
     pub(super) counters: Counters,
     pub(super) step: u64,
+    pub(super) lengths: OutputLengths,
+    pub(super) pace: Pace,
+    /// Prompt rows of the step that is being planned.
+    pub(super) prefill_limit: usize,
+    // Scratch of a plan.
+    pub(super) forecast: Forecast,
+    pub(super) passed: Vec<SequenceId>,
 }
 
 impl Scheduler {
@@ -79,6 +96,11 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             counters: Counters::default(),
             step: 0,
+            lengths: OutputLengths::default(),
+            pace: Pace::new(config.itl_target, config.policy.prefill_floor),
+            prefill_limit: usize::MAX,
+            forecast: Forecast::default(),
+            passed: Vec::with_capacity(config.policy.bypass_depth),
             config,
         }
     }
@@ -97,7 +119,7 @@ impl Scheduler {
             self.slots.len() as u32 - 1
         });
         let id = SequenceId { slot, generation: self.generations[slot as usize] };
-        let sequence = Sequence::new(id, new);
+        let sequence = Sequence::new(id, new, &self.config.policy);
         self.waiting.insert(sequence.rank());
         if let Some(deadline) = sequence.deadline {
             self.deadlines.insert((deadline, id));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Outcome, Plan, Scheduled, Scheduler, Sequence, SequenceId};
+use super::{Outcome, Plan, Scheduled, Scheduler, SequenceId};
 
 /// Which of the running sequences a pass looks at.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,11 +19,24 @@ impl Scheduler {
         plan.reset(self.step);
         self.expire(now, plan);
         self.plan_running(Pass::Decode, plan);
+        self.prefill_limit = self.pace.prefill_rows(plan.decode_rows);
         self.plan_running(Pass::Prefill, plan);
         // Whoever was preempted needs the memory more than anyone new.
         if plan.preempted.is_empty() {
-            self.admit(plan);
+            self.admit(now, plan);
         }
+    }
+
+    /// A planned step took so long, from its plan to its tokens. Call once a step, before the next plan.
+    pub fn observe(&mut self, plan: &Plan, elapsed: Duration) {
+        self.pace.observe(plan.decode_rows, plan.prefill_rows(), elapsed);
+    }
+
+    /// Sends the last of the running sequences back to the queue. Between a commit and the next plan only.
+    pub fn preempt_last(&mut self) -> Option<SequenceId> {
+        let &(_, _, id) = self.running.last()?;
+        self.give_up(id);
+        Some(id)
     }
 
     /// Applies what the step gave: one outcome an entry. Sequences that are gone since are skipped.
@@ -45,6 +58,9 @@ impl Scheduler {
                     }
                 }
                 Outcome::Finished => {
+                    // The last token is not among those that the sequence holds.
+                    let len = sequence.generated() + 1;
+                    self.lengths.record(len);
                     self.cancel(id);
                 }
                 Outcome::Failed => {
@@ -99,9 +115,12 @@ impl Scheduler {
     }
 
     /// Rows that the budget leaves for a sequence.
-    fn allowance(&self, id: SequenceId, start: usize, wanted: usize, plan: &Plan) -> usize {
+    pub(super) fn allowance(&self, id: SequenceId, start: usize, wanted: usize, plan: &Plan) -> usize {
         let Some(sequence) = self.sequence(id) else { return 0 };
-        let rows = wanted.min(self.config.max_rows - plan.rows).min(self.config.max_prefill_chunk.max(1));
+        let mut rows = wanted.min(self.config.max_rows - plan.rows).min(self.config.max_prefill_chunk.max(1));
+        if wanted > 1 {
+            rows = rows.min(self.prefill_limit.saturating_sub(plan.prefill_rows()));
+        }
         sequence.fit(start, rows, self.config.max_logit_rows - plan.logit_rows)
     }
 
@@ -126,6 +145,12 @@ impl Scheduler {
         if let Some(place) = plan.entries.iter().position(|entry| entry.sequence == id) {
             self.unschedule(place, plan);
         }
+        self.give_up(id);
+        plan.preempted.push(id);
+    }
+
+    /// `id` is the last of the running sequences.
+    fn give_up(&mut self, id: SequenceId) {
         let Some((sequence, cache)) = self.parts(id) else { return };
         let rank = sequence.rank();
         let lost = sequence.computed;
@@ -136,73 +161,22 @@ impl Scheduler {
         self.waiting.insert(rank);
         self.counters.preemptions += 1;
         self.counters.preempted_tokens += lost as u64;
-        plan.preempted.push(id);
     }
 
     /// Takes an entry out of the plan: its rows return to the budget, and blocks that it would have filled lose their names.
     fn unschedule(&mut self, place: usize, plan: &mut Plan) {
         let entry = plan.entries.remove(place);
         plan.rows -= entry.len;
+        plan.decode_rows -= usize::from(entry.is_decode());
         plan.logit_rows -= entry.logit_rows();
         for &registered in &plan.registered[entry.registered.0..entry.registered.1] {
             self.cache.withdraw(registered);
         }
     }
 
-    fn admit(&mut self, plan: &mut Plan) {
-        let mut reserved: usize = self.running_ids().filter_map(|id| self.sequence(id)).map(|s| self.still_to_take(s)).sum();
-        while self.running.len() < self.config.max_sequences && plan.rows < self.config.max_rows {
-            let Some(&rank) = self.waiting.first() else { break };
-            let id = rank.2;
-            let Some(sequence) = self.sequence(id) else { break };
-            let total = sequence.tokens.len();
-            let looked_up = sequence.use_index && sequence.scored >= sequence.score_until;
-            let hit = if looked_up { self.cache.hit(&sequence.hashes, total) } else { 0 };
-            let start = hit * self.config.block_size;
-            let len = self.allowance(id, start, total - start, plan);
-            // Alone, a sequence may have everything; beside others it leaves them room to grow, and what they were promised.
-            let spare = if self.running.is_empty() { 0 } else { self.config.watermark_blocks + reserved };
-            // First come, first served: nobody behind this one gets in before it.
-            if len == 0 || !self.cache.fits(&sequence.hashes, hit, total, spare) {
-                break;
-            }
-            let Some((sequence, cache)) = self.parts(id) else { break };
-            cache.admit(&mut sequence.kv, &sequence.hashes, hit);
-            if !cache.grow(&mut sequence.kv, start + len) {
-                debug_assert!(false, "the gate let in what does not fit");
-                cache.release(&mut sequence.kv);
-                break;
-            }
-            sequence.computed = start;
-            sequence.running = true;
-            let first = !std::mem::replace(&mut sequence.admitted, true);
-            let deadline = sequence.deadline;
-            self.waiting.remove(&rank);
-            let place = self.running.partition_point(|other| *other < rank);
-            self.running.insert(place, rank);
-            if let Some(deadline) = deadline.filter(|_| first) {
-                self.deadlines.remove(&(deadline, id));
-            }
-            if first {
-                plan.admitted.push((id, start));
-                self.counters.queried_tokens += if looked_up { total as u64 } else { 0 };
-                self.counters.hit_tokens += start as u64;
-            } else {
-                self.counters.recovered_tokens += start as u64;
-            }
-            self.schedule(id, start, len, plan);
-            reserved += self.sequence(id).map_or(0, |sequence| self.still_to_take(sequence));
-        }
-    }
-
-    /// Blocks that a running sequence was let in for but has not taken yet. A count, not taken blocks.
-    fn still_to_take(&self, sequence: &Sequence) -> usize {
-        self.cache.blocks_for(sequence.tokens.len()).saturating_sub(sequence.kv.blocks())
-    }
-
     /// Enters rows for which there is room. Full blocks are named now, so that others of this very step may share them:
     /// all rows of a step write their keys and values before any of them reads.
-    fn schedule(&mut self, id: SequenceId, start: usize, len: usize, plan: &mut Plan) {
+    pub(super) fn schedule(&mut self, id: SequenceId, start: usize, len: usize, plan: &mut Plan) {
         let from = plan.registered.len();
         let Some((sequence, cache)) = self.parts(id) else { return };
         let end = start + len;
@@ -217,6 +191,7 @@ impl Scheduler {
             registered: (from, plan.registered.len()),
         };
         plan.rows += len;
+        plan.decode_rows += usize::from(entry.is_decode());
         plan.logit_rows += entry.logit_rows();
         plan.entries.push(entry);
     }

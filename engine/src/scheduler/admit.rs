@@ -1,0 +1,160 @@
+//! Who of the waiting gets KV memory.
+
+use std::{ops::Bound, time::Duration};
+
+use super::{Plan, Scheduler, Sequence, SequenceId, forecast::Demand, sequence::Rank};
+
+/// Answer to one that wants in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    In,
+    /// The step has no rows left for it.
+    NoRows,
+    /// The memory has no room for it.
+    NoRoom,
+}
+
+impl Scheduler {
+    /// Lets waiting sequences in, in order. One for which there is no room may be passed by those behind it, if they fit:
+    /// a few times, and for a while. Then all wait for it, so it gets in when enough of the running ones have ended.
+    pub(super) fn admit(&mut self, now: Duration, plan: &mut Plan) {
+        if self.waiting.is_empty() || self.running.len() >= self.config.max_sequences || plan.rows >= self.config.max_rows {
+            return;
+        }
+        let mut promised: usize = self.running_ids().filter_map(|id| self.sequence(id)).map(|s| self.still_to_take(s)).sum();
+        self.forecast_running();
+        let mut after = None;
+        let mut passed = std::mem::take(&mut self.passed);
+        passed.clear();
+        while self.running.len() < self.config.max_sequences && plan.rows < self.config.max_rows {
+            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+            let Some(&rank) = self.waiting.range((from, Bound::Unbounded)).next() else { break };
+            let id = rank.2;
+            match self.let_in(rank, promised, plan) {
+                Answer::In => {
+                    promised += self.sequence(id).map_or(0, |sequence| self.still_to_take(sequence));
+                    self.count_passes(&passed);
+                }
+                Answer::NoRows => break,
+                Answer::NoRoom if passed.len() < self.config.policy.bypass_depth => {
+                    passed.push(id);
+                    after = Some(rank);
+                }
+                Answer::NoRoom => break,
+            }
+            if !passed.iter().all(|id| self.may_be_passed(*id, now)) {
+                break;
+            }
+        }
+        self.passed = passed;
+    }
+
+    /// Somebody has passed all of these.
+    fn count_passes(&mut self, passed: &[SequenceId]) {
+        self.counters.bypasses += u64::from(!passed.is_empty());
+        for id in passed {
+            if let Some((sequence, _)) = self.parts(*id) {
+                sequence.passes += 1;
+            }
+        }
+    }
+
+    /// Whether others may still pass a sequence for which there is no room. Never one that was preempted: it has waited.
+    fn may_be_passed(&mut self, id: SequenceId, now: Duration) -> bool {
+        let policy = self.config.policy;
+        let Some((sequence, _)) = self.parts(id) else { return true };
+        let since = *sequence.blocked_since.get_or_insert(now);
+        !sequence.admitted && sequence.passes < policy.bypass_passes && now.saturating_sub(since) < policy.bypass_for
+    }
+
+    fn let_in(&mut self, rank: Rank, promised: usize, plan: &mut Plan) -> Answer {
+        let id = rank.2;
+        let Some(sequence) = self.sequence(id) else { return Answer::NoRows };
+        let total = sequence.tokens.len();
+        let looked_up = sequence.use_index && sequence.scored >= sequence.score_until;
+        let hit = if looked_up { self.cache.hit(&sequence.hashes, total) } else { 0 };
+        let start = hit * self.config.block_size;
+        let len = self.allowance(id, start, total - start, plan);
+        if len == 0 {
+            return Answer::NoRows;
+        }
+        // Alone, a sequence may have everything; beside others it leaves them room to grow, and what they were promised.
+        let alone = self.running.is_empty();
+        let spare = if alone { 0 } else { self.config.watermark_blocks + promised };
+        let demand = self.demand(sequence, hit);
+        let room = self.cache.total().saturating_sub(self.config.watermark_blocks);
+        let crowded = || self.config.policy.growth_reserve > 0.0 && self.forecast.peak_with(demand, self.config.block_size) > room;
+        if !self.cache.fits(&sequence.hashes, hit, total, spare) || (!alone && crowded()) {
+            return Answer::NoRoom;
+        }
+        let used = self.cache.used();
+        let Some((sequence, cache)) = self.parts(id) else { return Answer::NoRows };
+        cache.admit(&mut sequence.kv, &sequence.hashes, hit);
+        let revived = cache.used() - used;
+        if !cache.grow(&mut sequence.kv, start + len) {
+            debug_assert!(false, "the gate let in what does not fit");
+            cache.release(&mut sequence.kv);
+            return Answer::NoRoom;
+        }
+        self.forecast.fixed += revived;
+        self.forecast.insert(demand);
+        self.enter(rank, hit, if looked_up { total } else { 0 }, plan);
+        self.schedule(id, start, len, plan);
+        Answer::In
+    }
+
+    /// From waiting to running.
+    fn enter(&mut self, rank: Rank, hit: usize, looked_up: usize, plan: &mut Plan) {
+        let id = rank.2;
+        let start = hit * self.config.block_size;
+        let Some((sequence, _)) = self.parts(id) else { return };
+        sequence.computed = start;
+        sequence.shared = hit;
+        sequence.running = true;
+        let first = !std::mem::replace(&mut sequence.admitted, true);
+        let deadline = sequence.deadline;
+        self.waiting.remove(&rank);
+        let place = self.running.partition_point(|other| *other < rank);
+        self.running.insert(place, rank);
+        if let Some(deadline) = deadline.filter(|_| first) {
+            self.deadlines.remove(&(deadline, id));
+        }
+        if first {
+            plan.admitted.push((id, start));
+            self.counters.queried_tokens += looked_up as u64;
+            self.counters.hit_tokens += start as u64;
+        } else {
+            self.counters.recovered_tokens += start as u64;
+        }
+    }
+
+    fn forecast_running(&mut self) {
+        let mut forecast = std::mem::take(&mut self.forecast);
+        forecast.clear();
+        if self.config.policy.growth_reserve > 0.0 {
+            let mut own = 0;
+            for sequence in self.running_ids().filter_map(|id| self.sequence(id)) {
+                own += sequence.kv.blocks() - sequence.shared.min(sequence.kv.blocks());
+                forecast.push(self.demand(sequence, sequence.shared));
+            }
+            forecast.sort();
+            // A block that several found is counted once, here.
+            forecast.fixed = self.cache.used().saturating_sub(own);
+        }
+        self.forecast = forecast;
+    }
+
+    /// What a sequence, `shared` blocks of which belong to others too, is expected to hold.
+    fn demand(&self, sequence: &Sequence, shared: usize) -> Demand {
+        let policy = &self.config.policy;
+        let len = sequence.tokens.len();
+        let known = self.lengths.remaining(sequence.generated()).unwrap_or(policy.growth_cap);
+        let remaining = known.min(policy.growth_cap).min(sequence.max_len.saturating_sub(len));
+        Demand { blocks: self.cache.blocks_for(len).saturating_sub(shared), remaining: (remaining as f64 * policy.growth_reserve) as usize }
+    }
+
+    /// Blocks that a running sequence was let in for but has not taken yet. A count, not taken blocks.
+    fn still_to_take(&self, sequence: &Sequence) -> usize {
+        self.cache.blocks_for(sequence.tokens.len()).saturating_sub(sequence.kv.blocks())
+    }
+}

@@ -1,0 +1,165 @@
+use std::{fmt::Write, time::Duration};
+
+use super::{Cost, Lengths, Prefixes, Report, TraceSpec, simulate};
+use crate::{
+    cache::{GroupKind, GroupSpec},
+    scheduler::{Policy, SchedulerConfig},
+};
+
+/// One situation and the policies that are compared in it.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub trace: TraceSpec,
+    pub cost: Cost,
+    pub config: SchedulerConfig,
+    pub policies: Vec<(&'static str, Policy, Option<Duration>)>,
+}
+
+impl Scenario {
+    /// A report for each policy.
+    pub fn run(&self) -> impl Iterator<Item = (&'static str, Report)> + '_ {
+        let trace = self.trace.generate();
+        self.policies.iter().map(move |(name, policy, itl_target)| {
+            let config = SchedulerConfig { policy: *policy, itl_target: *itl_target, ..self.config.clone() };
+            (*name, simulate(&config, &self.cost, &trace))
+        })
+    }
+}
+
+/// The reports of a scenario as a table.
+#[must_use]
+pub fn table(scenario: &Scenario) -> String {
+    let mut out = format!("{}: {}\n\n{}\n", scenario.name, scenario.about, Report::HEAD);
+    for (name, report) in scenario.run() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "| {name} |{report}");
+    }
+    out
+}
+
+fn machine(blocks: usize, max_sequences: usize, max_rows: usize) -> SchedulerConfig {
+    SchedulerConfig {
+        max_sequences,
+        max_rows,
+        max_logit_rows: max_sequences,
+        max_prefill_chunk: max_rows,
+        block_size: 16,
+        groups: vec![GroupSpec { kind: GroupKind::Paged, blocks }],
+        watermark_blocks: blocks.div_ceil(100),
+        prefix_cache: true,
+        policy: Policy::default(),
+        itl_target: None,
+        epoch: 1,
+    }
+}
+
+/// The situations that the defaults come from. `requests` scales them; 5,000 are what the documentation shows.
+#[must_use]
+pub fn scenarios(requests: usize) -> Vec<Scenario> {
+    vec![chat(requests), tight(requests), prefixes(requests), bursts(requests), priorities(requests), long_prompts(requests)]
+}
+
+const DEFAULT: fn() -> (&'static str, Policy, Option<Duration>) = || ("default", Policy::default(), None);
+const PLAIN: fn() -> (&'static str, Policy, Option<Duration>) = || ("plain", Policy::plain(), None);
+
+fn chat(requests: usize) -> Scenario {
+    Scenario {
+        name: "chat",
+        about: "lengths like ShareGPT's, memory for all, a GPU at about 80 % of what it can do",
+        trace: TraceSpec { requests, rate: 32.0, ..TraceSpec::default() },
+        cost: Cost::gpu(),
+        config: machine(16_384, 256, 2048),
+        policies: vec![PLAIN(), DEFAULT()],
+    }
+}
+
+fn tight(requests: usize) -> Scenario {
+    let growth = |growth_reserve| Policy { growth_reserve, ..Policy::default() };
+    Scenario {
+        name: "tight",
+        about: "the same, more requests than the memory can hold at once",
+        trace: TraceSpec { requests, rate: 24.0, ..TraceSpec::default() },
+        cost: Cost::gpu(),
+        config: machine(1_536, 256, 2048),
+        policies: vec![
+            PLAIN(),
+            ("growth 0", growth(0.0), None),
+            ("growth 0.5", growth(0.5), None),
+            ("growth 0.75", growth(0.75), None),
+            ("growth 1 (default)", growth(1.0), None),
+            ("growth 1.5", growth(1.5), None),
+        ],
+    }
+}
+
+fn prefixes(requests: usize) -> Scenario {
+    Scenario {
+        name: "prefixes",
+        about: "four of five prompts begin with one of 16 system prompts of 1,024 tokens",
+        trace: TraceSpec { requests, rate: 24.0, prefixes: Some(Prefixes { count: 16, tokens: 1024, share: 0.8 }), ..TraceSpec::default() },
+        cost: Cost::gpu(),
+        config: machine(4_096, 256, 2048),
+        policies: vec![PLAIN(), DEFAULT()],
+    }
+}
+
+fn bursts(requests: usize) -> Scenario {
+    let bypass = |bypass_depth, bypass_passes| Policy { bypass_depth, bypass_passes, ..Policy::default() };
+    Scenario {
+        name: "bursts",
+        about: "bursts of 50, prompts of very different lengths, little memory",
+        trace: TraceSpec {
+            requests,
+            rate: 12.0,
+            burst: 50,
+            prompt: Lengths { median: 150.0, sigma: 1.6, min: 4, max: 8192 },
+            ..TraceSpec::default()
+        },
+        cost: Cost::gpu(),
+        config: machine(1_536, 256, 2048),
+        policies: vec![
+            PLAIN(),
+            ("no bypass", bypass(0, 0), None),
+            ("1 deep, 4 passes", bypass(1, 4), None),
+            ("4 deep, 16 passes (default)", bypass(4, 16), None),
+            ("16 deep, 64 passes", bypass(16, 64), None),
+        ],
+    }
+}
+
+fn priorities(requests: usize) -> Scenario {
+    let ageing = |seconds| Policy { ageing: Duration::from_secs(seconds), ..Policy::default() };
+    Scenario {
+        name: "priorities",
+        about: "half of the requests have low priority, and there is a little too much of everything",
+        trace: TraceSpec { requests, rate: 22.0, low_priority: 0.5, ..TraceSpec::default() },
+        cost: Cost::gpu(),
+        config: machine(1_024, 256, 2048),
+        policies: vec![("absolute", ageing(0), None), ("ageing 5 s (default)", ageing(5), None), ("ageing 30 s", ageing(30), None)],
+    }
+}
+
+fn long_prompts(requests: usize) -> Scenario {
+    let target = |ms| Some(Duration::from_millis(ms));
+    Scenario {
+        name: "long prompts",
+        about: "streams on two cores, and now and then a prompt of 6,000 tokens",
+        trace: TraceSpec {
+            requests: requests.div_ceil(5),
+            rate: 0.12,
+            prompt: Lengths { median: 60.0, sigma: 0.5, min: 4, max: 256 },
+            long: Some((requests.div_ceil(100), 6_000)),
+            ..TraceSpec::default()
+        },
+        cost: Cost::small_cpu(),
+        config: machine(4_096, 64, 512),
+        policies: vec![
+            ("no target (default)", Policy::default(), None),
+            ("target 100 ms", Policy::default(), target(100)),
+            ("target 50 ms", Policy::default(), target(50)),
+            ("target 30 ms", Policy::default(), target(30)),
+        ],
+    }
+}

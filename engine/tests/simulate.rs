@@ -1,0 +1,72 @@
+//! The simulated worker: what the default policy promises, and the table that it was chosen from.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Instant;
+
+use quire_engine::simulate::{Report, Scenario, scenarios, table};
+
+fn scenario(name: &str, requests: usize) -> Scenario {
+    scenarios(requests).into_iter().find(|scenario| scenario.name == name).unwrap()
+}
+
+fn run(name: &str, requests: usize) -> Vec<(&'static str, Report)> {
+    let reports: Vec<_> = scenario(name, requests).run().collect();
+    for (policy, report) in &reports {
+        assert_eq!((report.stuck, report.refused), (0, 0), "{name}, {policy}");
+        println!("{name}: {policy} |{report}");
+    }
+    reports
+}
+
+/// All tables: QUIRE_SIM_REQUESTS=5000 cargo test --release -p quire-engine --test simulate -- --nocapture
+#[test]
+fn every_scenario_runs_to_its_end_and_is_the_same_twice() {
+    let requests = std::env::var("QUIRE_SIM_REQUESTS").map_or(300, |text| text.parse().unwrap());
+    for scenario in scenarios(requests) {
+        let began = Instant::now();
+        let text = table(&scenario);
+        let runs = scenario.policies.len() * scenario.trace.requests;
+        println!("{text}\n({:.0} requests a second of real time)\n", runs as f64 / began.elapsed().as_secs_f64());
+        let reports: Vec<_> = scenario.run().collect();
+        assert!(reports.iter().all(|(_, report)| report.stuck == 0 && report.refused == 0));
+        assert!(reports.iter().all(|(_, report)| report.finished == scenario.trace.requests));
+        if requests <= 300 {
+            assert_eq!(text, table(&scenario));
+        }
+    }
+}
+
+#[test]
+fn room_for_growth_makes_preemption_rare_and_costs_no_throughput() {
+    let reports = run("tight", 1500);
+    let (plain, default) = (reports[0].1, reports.iter().find(|(name, _)| name.contains("default")).unwrap().1);
+    assert!(plain.preemptions > 100, "the memory is not tight: {}", plain.preemptions);
+    assert!(default.preemptions * 10 < plain.preemptions, "{} of {}", default.preemptions, plain.preemptions);
+    assert!(default.tokens_per_second > 0.95 * plain.tokens_per_second);
+}
+
+#[test]
+fn taken_blocks_waste_under_four_per_cent() {
+    for (policy, report) in run("chat", 1500) {
+        assert!(report.waste > 0.0 && report.waste < 0.04, "{policy}: {}", report.waste);
+    }
+}
+
+#[test]
+fn a_target_bounds_the_time_between_tokens_and_costs_little() {
+    let reports = run("long prompts", 2000);
+    let (free, aimed) = (reports[0].1, reports[2].1);
+    assert_eq!(reports[2].0, "target 50 ms");
+    assert!(free.itl.max > 200.0, "nothing stutters: {}", free.itl.max);
+    assert!(aimed.itl.p99 <= 50.0, "p99 {}", aimed.itl.p99);
+    assert!(aimed.tokens_per_second > 0.95 * free.tokens_per_second);
+}
+
+#[test]
+fn ageing_lets_low_priority_in_and_high_priority_first() {
+    let reports = run("priorities", 1500);
+    let (absolute, aged) = (reports[0].1, reports[1].1);
+    assert!(aged.ttft_low.p99 < absolute.ttft_low.p99);
+    assert!(aged.ttft.p50 < aged.ttft_low.p50);
+}
