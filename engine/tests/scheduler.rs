@@ -1,57 +1,22 @@
-//! The scheduler against its rules: named cases, and seeded walks checked against naive models.
+//! The scheduler against its rules, by named cases.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{collections::HashMap, time::Duration};
+mod scheduler_support;
 
-use quire_engine::{
-    cache::{BlockId, GroupKind, GroupSpec},
-    scheduler::{NewSequence, Outcome, Plan, Policy, Scheduler, SchedulerConfig, SequenceId},
-};
+use std::time::Duration;
+
+use quire_engine::scheduler::{NewSequence, Outcome, Plan, Policy, Scheduler, SchedulerConfig, SequenceId};
 use quire_proto::block_hash::{BlockHash, chain};
-
-const B: usize = 4;
-
-fn config(blocks: usize) -> SchedulerConfig {
-    SchedulerConfig {
-        max_sequences: 8,
-        max_rows: 32,
-        max_logit_rows: 8,
-        max_prefill_chunk: 32,
-        block_size: B,
-        groups: vec![GroupSpec { kind: GroupKind::Paged, blocks }],
-        watermark_blocks: 1,
-        prefix_cache: true,
-        policy: Policy::plain(),
-        itl_target: None,
-        epoch: 1,
-    }
-}
-
-fn sequence(tokens: Vec<u32>, output: usize, arrival: u64) -> NewSequence {
-    let root = BlockHash::root("", b"");
-    NewSequence {
-        prompt_len: tokens.len(),
-        hashes: chain(root, &tokens, B),
-        use_index: true,
-        max_len: tokens.len() + output,
-        tokens,
-        root,
-        priority: 0,
-        arrival,
-        arrived: Duration::ZERO,
-        deadline: None,
-        score_prompt: false,
-    }
-}
-
-fn distinct(base: u32, len: usize) -> Vec<u32> {
-    (0..len as u32).map(|i| base * 10_000 + i).collect()
-}
+use scheduler_support::{B, config, distinct, sequence};
 
 /// (sequence, rows) of a step, with one token for each that samples.
 fn step(scheduler: &mut Scheduler, plan: &mut Plan) -> Vec<(SequenceId, usize)> {
-    scheduler.plan(Duration::ZERO, plan);
+    step_at(scheduler, Duration::ZERO, plan)
+}
+
+fn step_at(scheduler: &mut Scheduler, now: Duration, plan: &mut Plan) -> Vec<(SequenceId, usize)> {
+    scheduler.plan(now, plan);
     let outcomes: Vec<Outcome> =
         plan.entries.iter().map(|entry| if entry.samples { Outcome::Token(7) } else { Outcome::Computed }).collect();
     scheduler.commit(plan, &outcomes);
@@ -198,252 +163,132 @@ fn scoring_stays_within_the_logit_rows_and_scores_each_prompt_row_once() {
     assert_eq!(scored, (0..29).collect::<Vec<_>>());
 }
 
-/// SplitMix64: the walks are the same everywhere.
-struct Random(u64);
+/// Ends every running sequence that has generated `output` tokens.
+fn end_after(scheduler: &mut Scheduler, output: usize) {
+    let done = |id: &SequenceId| scheduler.sequence(*id).is_some_and(|s| s.tokens().len() >= s.prompt_len() + output);
+    let ids: Vec<_> = scheduler.running_ids().filter(done).collect();
+    ids.into_iter().for_each(|id| assert!(scheduler.cancel(id)));
+}
 
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
+#[test]
+fn a_few_small_ones_pass_a_large_one_and_then_wait_for_it() {
+    let policy = Policy { bypass_depth: 1, bypass_passes: 3, bypass_for: Duration::from_secs(3600), ..Policy::plain() };
+    let mut s = Scheduler::new(SchedulerConfig { watermark_blocks: 0, policy, ..config(16) });
+    let mut plan = Plan::default();
+    // Small ones keep coming, each takes four blocks and stays for two steps; the large one needs all but three.
+    for i in 0..3 {
+        s.add(sequence(distinct(i, 13), 3, u64::from(i))).unwrap();
     }
+    step(&mut s, &mut plan);
+    let large = s.add(sequence(distinct(900, 50), 3, 1000)).unwrap();
+    let mut later = 2000;
+    let mut steps = 0;
+    while !s.sequence(large).unwrap().running() {
+        later += 1;
+        s.add(sequence(distinct(later, 13), 3, u64::from(later))).unwrap();
+        step(&mut s, &mut plan);
+        end_after(&mut s, 2);
+        steps += 1;
+        assert!(steps < 30, "the large one starves");
+    }
+    assert_eq!(s.counters().bypasses, 3);
 }
 
-/// What a walk knows of a sequence without asking the scheduler.
-struct Known {
-    tokens: Vec<u32>,
-    end: usize,
+#[test]
+fn nobody_passes_after_the_time_for_it() {
+    let policy = Policy { bypass_depth: 2, bypass_passes: 1000, bypass_for: Duration::from_secs(2), ..Policy::plain() };
+    let mut s = Scheduler::new(SchedulerConfig { watermark_blocks: 0, policy, ..config(16) });
+    let mut plan = Plan::default();
+    s.add(sequence(distinct(0, 20), 20, 0)).unwrap();
+    step(&mut s, &mut plan);
+    let large = s.add(sequence(distinct(1, 50), 3, 1)).unwrap();
+    for (second, passes) in [(0, true), (1, true), (2, false), (3, false)] {
+        let small = s.add(sequence(distinct(10 + second, 5), 3, 10 + u64::from(second))).unwrap();
+        step_at(&mut s, Duration::from_secs(u64::from(second)), &mut plan);
+        assert_eq!(s.sequence(small).unwrap().running(), passes, "second {second}");
+        s.cancel(small);
+    }
+    assert!(!s.sequence(large).unwrap().running());
 }
 
-struct Walk {
-    scheduler: Scheduler,
-    config: SchedulerConfig,
-    plan: Plan,
-    random: Random,
-    known: HashMap<SequenceId, Known>,
-    /// Slot → the token whose keys and values are there: the naive KV memory.
-    memory: Vec<u32>,
-    arrivals: u64,
-    now: Duration,
-    finished: usize,
-}
-
-impl Walk {
-    fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
-        let blocks = 8 + random.next(57) as usize;
-        let max_rows = 4 + random.next(40) as usize;
-        let config = SchedulerConfig {
-            max_sequences: 1 + random.next(9) as usize,
-            max_rows,
-            max_logit_rows: 4 + random.next(12) as usize,
-            max_prefill_chunk: 1 + random.next(max_rows as u64) as usize,
-            watermark_blocks: random.next(3) as usize,
-            prefix_cache: !random.next(5).eq(&0),
-            ..config(blocks)
+#[test]
+fn low_priority_gets_in_however_many_of_high_priority_come() {
+    for (ageing, wanted) in [(5, Some(30)), (0, None)] {
+        let policy = Policy { ageing: Duration::from_secs(ageing), ..Policy::plain() };
+        let mut s = Scheduler::new(SchedulerConfig { max_sequences: 1, policy, ..config(32) });
+        let mut plan = Plan::default();
+        let arrive = |second: u64, priority: i32| {
+            let arrived = Duration::from_secs(second);
+            let new =
+                NewSequence { priority, arrived, ..sequence(distinct(second as u32 + 1, 5), 3, 2 * second + u64::from(priority == 0)) };
+            (new, arrived)
         };
-        Self {
-            scheduler: Scheduler::new(config.clone()),
-            memory: vec![u32::MAX; blocks * B],
-            config,
-            plan: Plan::default(),
-            random,
-            known: HashMap::new(),
-            arrivals: 0,
-            now: Duration::ZERO,
-            finished: 0,
-        }
-    }
-
-    fn arrive(&mut self) {
-        let capacity = self.memory.len() as u64;
-        // Few families of prompts, so that prefixes are shared, with tails of their own.
-        let family = self.random.next(4) as u32;
-        let len = 1 + self.random.next(capacity * 3 / 4) as usize;
-        let mut tokens = distinct(family, len);
-        if self.random.next(2) == 0 {
-            let from = self.random.next(len as u64) as usize;
-            tokens[from..].iter_mut().for_each(|token| *token += 5_000);
-        }
-        let output = 1 + self.random.next(20) as usize;
-        self.arrivals += 1;
-        let mut new = sequence(tokens.clone(), output, self.arrivals);
-        new.priority = self.random.next(2) as i32;
-        new.score_prompt = self.random.next(8) == 0;
-        if self.random.next(8) == 0 {
-            new.deadline = Some(self.now + Duration::from_millis(self.random.next(50)));
-        }
-        if self.random.next(8) == 0 {
-            new.use_index = false;
-            new.hashes.clear();
-        }
-        let fits = (len + output - 1).div_ceil(B) <= self.memory.len() / B;
-        match self.scheduler.add(new) {
-            Ok(id) => {
-                assert!(fits, "what can never fit was queued");
-                let known = Known { tokens, end: len + output };
-                assert!(self.known.insert(id, known).is_none(), "a name was used twice");
+        let low = s.add(arrive(0, 6).0).unwrap();
+        let mut entered = None;
+        for second in 0..200 {
+            // One comes and one goes each second.
+            let (new, now) = arrive(second, 0);
+            s.add(new).unwrap();
+            step_at(&mut s, now, &mut plan);
+            if s.sequence(low).is_some_and(|low| low.running()) {
+                entered.get_or_insert(second);
             }
-            Err(_) => assert!(!fits, "what fits was refused"),
+            end_after(&mut s, 1);
         }
-    }
-
-    fn step(&mut self) {
-        self.now += Duration::from_millis(1);
-        let decoding: Vec<_> = self.scheduler.running_ids().filter(|id| self.wanted(*id) == 1).collect();
-        let mut plan = std::mem::take(&mut self.plan);
-        self.scheduler.plan(self.now, &mut plan);
-        for id in &plan.expired {
-            self.known.remove(id);
-        }
-        self.check_plan(&plan, &decoding);
-        self.write(&plan);
-        if self.random.next(100) == 0 && !plan.is_empty() {
-            self.scheduler.fail(&plan);
-            // The rows were never written.
-            for entry in &plan.entries {
-                self.known.remove(&entry.sequence);
-            }
-            self.scramble();
-        } else {
-            let outcomes = self.outcomes(&plan);
-            self.scheduler.commit(&plan, &outcomes);
-        }
-        self.plan = plan;
-    }
-
-    fn wanted(&self, id: SequenceId) -> usize {
-        self.scheduler.sequence(id).map_or(0, |sequence| sequence.tokens().len() - sequence.computed())
-    }
-
-    fn check_plan(&self, plan: &Plan, decoding: &[SequenceId]) {
-        assert!(plan.rows <= self.config.max_rows && plan.logit_rows <= self.config.max_logit_rows);
-        assert!(self.scheduler.running() <= self.config.max_sequences);
-        assert_eq!(plan.rows, plan.entries.iter().map(|entry| entry.len).sum::<usize>());
-        assert_eq!(plan.logit_rows, plan.entries.iter().map(|entry| entry.logit_rows()).sum::<usize>());
-        for entry in &plan.entries {
-            assert!(entry.len > 0);
-            assert_eq!(plan.entries.iter().filter(|other| other.sequence == entry.sequence).count(), 1);
-        }
-        for id in decoding.iter().filter(|id| !plan.preempted.contains(id)) {
-            assert!(plan.entries.iter().any(|entry| entry.sequence == *id), "a decode was left out");
-        }
-        if plan.is_empty() {
-            assert!(self.known.is_empty(), "work is there, but nobody runs");
-        }
-    }
-
-    /// Writes the rows of the step, then reads every participant's whole past: it must be its own.
-    fn write(&mut self, plan: &Plan) {
-        for entry in &plan.entries {
-            let sequence = self.scheduler.sequence(entry.sequence).unwrap();
-            for position in entry.start..entry.start + entry.len {
-                self.memory[sequence.table(0)[position / B].0 as usize * B + position % B] = sequence.tokens()[position];
-            }
-        }
-        for entry in &plan.entries {
-            let (sequence, known) = (self.scheduler.sequence(entry.sequence).unwrap(), &self.known[&entry.sequence]);
-            assert_eq!(sequence.tokens(), known.tokens);
-            for position in 0..entry.start + entry.len {
-                let slot = sequence.table(0)[position / B].0 as usize * B + position % B;
-                assert_eq!(self.memory[slot], known.tokens[position], "position {position} of {:?}", entry.sequence);
-            }
-        }
-    }
-
-    /// After a step that failed: blocks that it owned alone hold rubbish.
-    fn scramble(&mut self) {
-        let pool = self.scheduler.cache().pool(0).unwrap();
-        let index = self.scheduler.cache().index(0).unwrap();
-        for block in 0..pool.total() as u32 {
-            if pool.refs(BlockId(block)) == 0 && index.hash_of(BlockId(block)).is_none() {
-                self.memory[block as usize * B..][..B].fill(u32::MAX);
-            }
-        }
-    }
-
-    fn outcomes(&mut self, plan: &Plan) -> Vec<Outcome> {
-        let mut outcomes = Vec::new();
-        for entry in &plan.entries {
-            let known = self.known.get_mut(&entry.sequence).unwrap();
-            if !entry.samples {
-                outcomes.push(Outcome::Computed);
-                continue;
-            }
-            assert_eq!(entry.start + entry.len, known.tokens.len());
-            let token = 90_000 + self.random.next(3) as u32;
-            known.tokens.push(token);
-            let failed = self.random.next(200) == 0;
-            if failed || known.tokens.len() >= known.end || self.random.next(40) == 0 {
-                self.known.remove(&entry.sequence);
-                self.finished += 1;
-                outcomes.push(if failed { Outcome::Failed } else { Outcome::Finished });
-            } else {
-                outcomes.push(Outcome::Token(token));
-            }
-        }
-        outcomes
-    }
-
-    fn cancel(&mut self) {
-        let mut ids: Vec<_> = self.known.keys().copied().collect();
-        ids.sort();
-        if ids.is_empty() {
-            return;
-        }
-        let id = ids[self.random.next(ids.len() as u64) as usize];
-        assert!(self.scheduler.cancel(id));
-        self.known.remove(&id);
-    }
-
-    /// Reference counts are owners; used and free blocks are all blocks; everybody is somewhere.
-    fn check_blocks(&self) {
-        let pool = self.scheduler.cache().pool(0).unwrap();
-        let mut owners = vec![0; pool.total()];
-        for id in self.scheduler.running_ids() {
-            let sequence = self.scheduler.sequence(id).unwrap();
-            assert!(sequence.table(0).len() >= sequence.computed().div_ceil(B));
-            sequence.table(0).iter().for_each(|block| owners[block.0 as usize] += 1);
-        }
-        for (block, owners) in owners.iter().enumerate() {
-            assert_eq!(pool.refs(BlockId(block as u32)), *owners);
-        }
-        let free = owners.iter().filter(|owners| **owners == 0).count();
-        assert_eq!((pool.free(), pool.used()), (free, pool.total() - free));
-        assert_eq!(pool.eviction_order().count(), free);
-        assert_eq!(self.scheduler.running() + self.scheduler.waiting(), self.known.len());
-        assert!(self.scheduler.waiting_ids().all(|id| self.scheduler.sequence(id).unwrap().table(0).is_empty()));
+        assert_eq!(entered, wanted, "ageing {ageing} s a level");
     }
 }
 
 #[test]
-fn seeded_walks_keep_every_promise() {
-    let (mut finished, mut preempted, mut hits) = (0, 0, 0);
-    for seed in 0..60 {
-        let mut walk = Walk::new(seed);
-        for _ in 0..2_000 {
-            match walk.random.next(10) {
-                0 | 1 if walk.known.len() < 40 => walk.arrive(),
-                2 => walk.cancel(),
-                _ => walk.step(),
-            }
-            walk.check_blocks();
+fn room_for_expected_growth_is_left_free() {
+    let policy = Policy { growth_reserve: 1.0, ..Policy::plain() };
+    let mut s = Scheduler::new(SchedulerConfig { watermark_blocks: 0, policy, ..config(10) });
+    let mut plan = Plan::default();
+    // Each ends with 24 tokens in six blocks: two of them would need twelve of the ten.
+    let first = s.add(sequence(distinct(0, 8), 17, 0)).unwrap();
+    let second = s.add(sequence(distinct(1, 8), 17, 1)).unwrap();
+    let mut steps = 0;
+    while s.sequence(second).is_some() {
+        step(&mut s, &mut plan);
+        if s.sequence(first).is_some() {
+            assert!(s.sequence(first).unwrap().running());
         }
-        // Nobody starves: without arrivals all that is there ends.
-        let mut left = 20_000;
-        while !walk.known.is_empty() {
-            walk.step();
-            walk.check_blocks();
-            left -= 1;
-            assert!(left > 0, "seed {seed}: {} sequences never end", walk.known.len());
-        }
-        assert_eq!(walk.scheduler.cache().used(), 0);
-        finished += walk.finished;
-        preempted += walk.scheduler.counters().preemptions;
-        hits += walk.scheduler.counters().hit_tokens;
+        end_after(&mut s, 16);
+        steps += 1;
+        assert!(steps < 60);
     }
-    println!("{finished} finished, {preempted} preemptions, {hits} tokens hit");
-    assert!(finished > 1_000 && preempted > 100 && hits > 1_000, "the walks are too tame: {finished}, {preempted}, {hits}");
+    assert_eq!(s.counters().preemptions, 0);
+    assert!(steps > 20, "they ran one after the other, not {steps} steps");
+}
+
+#[test]
+fn prompt_rows_beside_streams_follow_the_target_and_never_stop() {
+    let cost = |plan: &Plan| Duration::from_micros((2_000 + 100 * plan.decode_rows + 100 * plan.prefill_rows()) as u64);
+    for (target, rows) in [(10, 40..=70), (1, 4..=4)] {
+        let policy = Policy { prefill_floor: 4, ..Policy::plain() };
+        let itl_target = Some(Duration::from_millis(target));
+        let config = SchedulerConfig { max_rows: 512, max_prefill_chunk: 512, policy, itl_target, ..config(2000) };
+        let mut s = Scheduler::new(config);
+        let mut plan = Plan::default();
+        for i in 0..4 {
+            s.add(sequence(distinct(i, 5), 900, u64::from(i))).unwrap();
+        }
+        for _ in 0..10 {
+            step(&mut s, &mut plan);
+            let elapsed = cost(&plan);
+            s.observe(&plan, elapsed);
+        }
+        let long = s.add(sequence(distinct(50, 2000), 9, 50)).unwrap();
+        let mut steps = 0;
+        while s.sequence(long).unwrap().computed() < 2000 {
+            step(&mut s, &mut plan);
+            let elapsed = cost(&plan);
+            s.observe(&plan, elapsed);
+            assert_eq!(plan.entries.iter().filter(|entry| entry.is_decode()).count(), 4);
+            let last = s.sequence(long).unwrap().computed() >= 2000;
+            assert!(steps < 1 || last || rows.contains(&plan.prefill_rows()), "{} rows, target {target} ms", plan.prefill_rows());
+            steps += 1;
+        }
+        assert!(steps > 25);
+    }
 }
