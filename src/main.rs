@@ -54,7 +54,7 @@ enum Verb {
     #[command(visible_alias = "ls")]
     List(list::ListArgs),
     /// Load an OpenAI-compatible server and report latencies and throughput
-    Bench(quire_loadtest::cli::BenchArgs),
+    Bench(bench::BenchVerb),
 }
 
 fn main() -> ExitCode {

@@ -79,6 +79,9 @@ pub struct EngineOptions {
     /// Sequences that may wait beyond those; more are refused (429)
     #[arg(long, value_name = "N", default_value_t = EngineConfig::default().max_waiting, env = "QUIRE_MAX_WAITING")]
     max_waiting: usize,
+    /// Milliseconds between tokens that running streams keep while long prompts are computed; those then take longer [default: none]
+    #[arg(long, value_name = "MS", env = "QUIRE_ITL_TARGET_MS")]
+    itl_target_ms: Option<f64>,
     /// The arithmetic: cpu is fast, reference is its scalar definition
     #[arg(long, value_enum, default_value_t = BackendName::Cpu, env = "QUIRE_BACKEND")]
     backend: BackendName,
@@ -119,6 +122,9 @@ impl EngineOptions {
             }
         }
         ensure!(self.threads.is_none_or(|threads| threads <= 1024), "--threads must be at most 1024");
+        if let Some(ms) = self.itl_target_ms {
+            ensure!((0.1..=60_000.0).contains(&ms), "--itl-target-ms must be between 0.1 and 60000, not {ms}");
+        }
         Ok(EngineConfig {
             backend: match self.backend {
                 BackendName::Cpu => BackendChoice::Cpu,
@@ -137,6 +143,7 @@ impl EngineOptions {
             max_batched_tokens: self.max_num_batched_tokens,
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
+            itl_target: self.itl_target_ms.map(|ms| Duration::from_secs_f64(ms / 1e3)),
             ..EngineConfig::default()
         })
     }
@@ -229,7 +236,26 @@ fn duration(text: &str) -> Result<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Engine {
+        #[command(flatten)]
+        engine: EngineOptions,
+    }
+
+    #[test]
+    fn a_target_for_the_time_between_tokens() {
+        let config = |ms: &str| Engine::try_parse_from(["quire", "--itl-target-ms", ms]).unwrap().engine.config();
+        assert_eq!(config("40").unwrap().itl_target, Some(Duration::from_millis(40)));
+        assert_eq!(config("0.5").unwrap().itl_target, Some(Duration::from_micros(500)));
+        assert_eq!(Engine::try_parse_from(["quire"]).unwrap().engine.config().unwrap().itl_target, None);
+        for ms in ["0", "-1", "NaN", "1e9"] {
+            assert!(Engine::try_parse_from(["quire", &format!("--itl-target-ms={ms}")]).unwrap().engine.config().is_err(), "{ms}");
+        }
+    }
 
     #[test]
     fn sizes() {

@@ -30,7 +30,7 @@ impl Default for Policy {
             bypass_depth: 4,
             bypass_passes: 16,
             bypass_for: Duration::from_secs(2),
-            growth_reserve: 1.0,
+            growth_reserve: 0.75,
             growth_cap: 1024,
             prefill_floor: 16,
         }

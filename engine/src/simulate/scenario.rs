@@ -79,16 +79,16 @@ fn tight(requests: usize) -> Scenario {
     let growth = |growth_reserve| Policy { growth_reserve, ..Policy::default() };
     Scenario {
         name: "tight",
-        about: "the same, more requests than the memory can hold at once",
-        trace: TraceSpec { requests, rate: 24.0, ..TraceSpec::default() },
+        about: "the same, but the memory holds hardly as many as come",
+        trace: TraceSpec { requests, rate: 20.0, ..TraceSpec::default() },
         cost: Cost::gpu(),
         config: machine(1_536, 256, 2048),
         policies: vec![
             PLAIN(),
             ("growth 0", growth(0.0), None),
             ("growth 0.5", growth(0.5), None),
-            ("growth 0.75", growth(0.75), None),
-            ("growth 1 (default)", growth(1.0), None),
+            ("growth 0.75 (default)", growth(0.75), None),
+            ("growth 1", growth(1.0), None),
             ("growth 1.5", growth(1.5), None),
         ],
     }
@@ -112,7 +112,7 @@ fn bursts(requests: usize) -> Scenario {
         about: "bursts of 50, prompts of very different lengths, little memory",
         trace: TraceSpec {
             requests,
-            rate: 12.0,
+            rate: 10.0,
             burst: 50,
             prompt: Lengths { median: 150.0, sigma: 1.6, min: 4, max: 8192 },
             ..TraceSpec::default()
@@ -133,8 +133,8 @@ fn priorities(requests: usize) -> Scenario {
     let ageing = |seconds| Policy { ageing: Duration::from_secs(seconds), ..Policy::default() };
     Scenario {
         name: "priorities",
-        about: "half of the requests have low priority, and there is a little too much of everything",
-        trace: TraceSpec { requests, rate: 22.0, low_priority: 0.5, ..TraceSpec::default() },
+        about: "half of the requests have low priority, little memory, close to what it can do",
+        trace: TraceSpec { requests, rate: 14.5, low_priority: 0.5, ..TraceSpec::default() },
         cost: Cost::gpu(),
         config: machine(1_024, 256, 2048),
         policies: vec![("absolute", ageing(0), None), ("ageing 5 s (default)", ageing(5), None), ("ageing 30 s", ageing(30), None)],
@@ -148,7 +148,7 @@ fn long_prompts(requests: usize) -> Scenario {
         about: "streams on two cores, and now and then a prompt of 6,000 tokens",
         trace: TraceSpec {
             requests: requests.div_ceil(5),
-            rate: 0.12,
+            rate: 0.8,
             prompt: Lengths { median: 60.0, sigma: 0.5, min: 4, max: 256 },
             long: Some((requests.div_ceil(100), 6_000)),
             ..TraceSpec::default()
