@@ -30,7 +30,7 @@ struct Known {
     tokens: Vec<u32>,
     prompt_len: usize,
     end: usize,
-    /// Its place in the order, by definition.
+    /// Its place in the order, by definition; the number of its arrival is doubled, so that there is a place before it.
     score: i128,
     arrival: u64,
     passes: u32,
@@ -156,7 +156,7 @@ impl Walk {
         match self.scheduler.add(new) {
             Ok(id) => {
                 assert!(fits, "what can never fit was queued");
-                let known = Known { tokens, prompt_len: len, end: len + output, score, arrival: self.arrivals, passes: 0 };
+                let known = Known { tokens, prompt_len: len, end: len + output, score, arrival: 2 * self.arrivals, passes: 0 };
                 assert!(self.known.insert(id, known).is_none(), "a name was used twice");
                 self.tally.arrived += 1;
             }
@@ -223,6 +223,17 @@ impl Walk {
 
     /// Who got in although others stood before it has passed them; nobody is passed more often than the policy says.
     fn check_order(&mut self) {
+        let waits = |id: &&SequenceId| self.scheduler.sequence(**id).is_some_and(|sequence| !sequence.running());
+        if let Some(place) = self.waiting_before.iter().position(|id| waits(&id)) {
+            let first = &self.known[&self.waiting_before[place]];
+            let before = (first.score, first.arrival - 1);
+            for id in &self.waiting_before[place..] {
+                if self.scheduler.sequence(*id).is_some_and(|sequence| sequence.running()) {
+                    let known = self.known.get_mut(id).unwrap();
+                    (known.score, known.arrival) = before;
+                }
+            }
+        }
         let mut entered = 0;
         for id in self.waiting_before.iter().rev() {
             let Some(sequence) = self.scheduler.sequence(*id) else { continue };

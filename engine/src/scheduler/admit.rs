@@ -30,7 +30,8 @@ impl Scheduler {
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
             let Some(&rank) = self.waiting.range((from, Bound::Unbounded)).next() else { break };
             let id = rank.2;
-            match self.let_in(rank, promised, plan) {
+            let first = passed.first().and_then(|id| self.sequence(*id)).map(Sequence::rank);
+            match self.let_in(rank, first, promised, plan) {
                 Answer::In => {
                     promised += self.sequence(id).map_or(0, |sequence| self.still_to_take(sequence));
                     self.count_passes(&passed);
@@ -67,7 +68,8 @@ impl Scheduler {
         !sequence.admitted && sequence.passes < policy.bypass_passes && now.saturating_sub(since) < policy.bypass_for
     }
 
-    fn let_in(&mut self, rank: Rank, promised: usize, plan: &mut Plan) -> Answer {
+    /// `passed`: the first of those that it passes.
+    fn let_in(&mut self, rank: Rank, passed: Option<Rank>, promised: usize, plan: &mut Plan) -> Answer {
         let id = rank.2;
         let Some(sequence) = self.sequence(id) else { return Answer::NoRows };
         let total = sequence.tokens.len();
@@ -98,22 +100,24 @@ impl Scheduler {
         }
         self.forecast.fixed += revived;
         self.forecast.insert(demand);
-        self.enter(rank, hit, if looked_up { total } else { 0 }, plan);
+        self.waiting.remove(&rank);
+        if let (Some(passed), Some((sequence, _))) = (passed, self.parts(id)) {
+            sequence.step_before(passed);
+        }
+        self.enter(id, hit, if looked_up { total } else { 0 }, plan);
         self.schedule(id, start, len, plan);
         Answer::In
     }
 
-    /// From waiting to running.
-    fn enter(&mut self, rank: Rank, hit: usize, looked_up: usize, plan: &mut Plan) {
-        let id = rank.2;
+    /// Among the running.
+    fn enter(&mut self, id: SequenceId, hit: usize, looked_up: usize, plan: &mut Plan) {
         let start = hit * self.config.block_size;
         let Some((sequence, _)) = self.parts(id) else { return };
         sequence.computed = start;
         sequence.shared = hit;
         sequence.running = true;
         let first = !std::mem::replace(&mut sequence.admitted, true);
-        let deadline = sequence.deadline;
-        self.waiting.remove(&rank);
+        let (rank, deadline) = (sequence.rank(), sequence.deadline);
         let place = self.running.partition_point(|other| *other < rank);
         self.running.insert(place, rank);
         if let Some(deadline) = deadline.filter(|_| first) {

@@ -61,6 +61,7 @@ pub struct Sequence {
     pub(super) use_index: bool,
     pub(super) max_len: usize,
     score: i64,
+    /// Twice its number and one, so that there is a place before each.
     arrival: u64,
     pub(super) deadline: Option<Duration>,
     /// Tokens whose keys and values are in the cache, those of the step under way included.
@@ -93,7 +94,7 @@ impl Sequence {
             use_index: new.use_index,
             max_len: new.max_len,
             score: policy.score(new.priority, new.arrived),
-            arrival: new.arrival,
+            arrival: 2 * new.arrival + 1,
             deadline: new.deadline,
             computed: 0,
             scored: 0,
@@ -109,6 +110,11 @@ impl Sequence {
 
     pub(super) fn rank(&self) -> Rank {
         (self.score, self.arrival, self.id)
+    }
+
+    /// Takes the place just before another. Those that pass somebody do: preempted, they would wait behind it else.
+    pub(super) fn step_before(&mut self, (score, arrival, _): Rank) {
+        (self.score, self.arrival) = (score, arrival & !1);
     }
 
     /// Every token that is known: prompt and generated.
