@@ -133,7 +133,7 @@ mod tests {
             .map(|time| {
                 let alive = demands.iter().chain([&new]).filter(|demand| demand.remaining >= time);
                 let (count, held) = alive.fold((0, 0), |(count, held), demand| (count + 1, held + demand.blocks));
-                2 + held + (count * time as usize).div_ceil(16)
+                2 + held + (count * time).div_ceil(16)
             })
             .max();
         assert_eq!(Some(forecast.peak_with(new, 16)), naive);
