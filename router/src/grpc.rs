@@ -28,6 +28,7 @@ use crate::{
         App,
         edge::Caller,
         generation::{self, Events},
+        openai::wire,
         reply,
     },
     request::{ChatPrompt, FinishReason, Parameters, Prompt, TextEvent, TextRequest, TokenLogprob, Usage},
@@ -122,17 +123,14 @@ struct Call {
 
 impl Service {
     fn model(&self, name: &str) -> Result<ModelView, ApiError> {
-        if !name.is_empty() {
-            return self.0.core.model(name);
-        }
-        self.0.core.models().into_iter().next().ok_or_else(|| ApiError::Unavailable("No model is served yet.".to_owned()))
+        wire::model(&self.0, Some(name))
     }
 
-    fn call<T>(&self, request: &Request<T>, model: &str, prompt: Prompt, wire: Option<WireParameters>) -> Result<Call, ApiError> {
+    fn call<T>(&self, request: &Request<T>, model: &str, prompt: Prompt, given: Option<WireParameters>) -> Result<Call, ApiError> {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
         let deadline_ms = timeout_ms(&request.metadata().clone().into_headers()).unwrap_or(caller.deadline_ms);
         let model = self.model(model)?;
-        let mut parameters = parameters(wire.unwrap_or_default());
+        let mut parameters = parameters(given.unwrap_or_default());
         if !matches!(prompt, Prompt::Chat(_)) && parameters.max_tokens.is_none() {
             parameters.max_tokens = Some(self.0.config.completion_max_tokens);
         }

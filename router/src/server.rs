@@ -144,6 +144,8 @@ impl Server {
         tracing::info!(settle = ?self.config.settle, "shutting down");
         tokio::time::sleep(self.config.settle).await;
         port.accepting.cancel();
+        // Connections end with the calls that they serve now; one kept open brings no new ones.
+        port.closing.cancel();
         let cut = drain(&app, self.config.drain).await;
         close(&port, &connections).await;
         end.cancel();

@@ -48,7 +48,7 @@ async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
         parameters.prompt_logprobs = parameters.prompt_logprobs.max(parameters.logprobs);
     }
     if prompt_only {
-        parameters.max_tokens = Some(1);
+        (parameters.max_tokens, parameters.min_tokens) = (Some(1), None);
     }
     let prompts = prompts(&body, app.config.max_prompts)?;
     let model = wire::model(app, body.string("model")?)?;

@@ -47,12 +47,14 @@ pub fn fingerprint(model: &ModelView) -> String {
     digest[..5].iter().fold("fp_".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// The named model, or the only one.
+/// The named model, or the only one; of several, the first that can answer.
 pub fn model(app: &App, name: Option<&str>) -> Result<ModelView, ApiError> {
-    match name.filter(|name| !name.is_empty()) {
-        Some(name) => app.core.model(name),
-        None => app.core.models().into_iter().next().ok_or_else(|| ApiError::Unavailable("No model is served yet.".to_owned())),
+    if let Some(name) = name.filter(|name| !name.is_empty()) {
+        return app.core.model(name);
     }
+    let models = app.core.models();
+    let first = models.iter().find(|model| model.available).or(models.first()).cloned();
+    first.ok_or_else(|| ApiError::Unavailable("No model is served yet.".to_owned()))
 }
 
 /// One request to the core for each prompt.

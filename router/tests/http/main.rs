@@ -1,0 +1,10 @@
+//! The faces over real sockets: HTTP, server-sent events and gRPC on one listener, before a worker that says what a test
+//! wants. Cases follow what clients of vLLM and OpenAI rely on.
+
+mod admin;
+mod answers;
+mod grpc;
+mod refusals;
+mod shutdown;
+mod site;
+mod streams;
