@@ -128,8 +128,7 @@ async fn logprobs_have_the_shape_of_their_endpoint() {
 async fn token_ids_and_prompt_logprobs_are_there_when_asked_for() {
     let site = Site::start().await;
     let prompt = ids("Once upon");
-    let answer =
-        site.ask(TEXT, json!({"prompt": prompt, "return_token_ids": true, "prompt_logprobs": 1, "max_tokens": 100})).await;
+    let answer = site.ask(TEXT, json!({"prompt": prompt, "return_token_ids": true, "prompt_logprobs": 1, "max_tokens": 100})).await;
     let choice = &answer["choices"][0];
     assert_eq!((&choice["prompt_token_ids"], &choice["token_ids"]), (&json!(prompt), &json!(ids(ANSWER))));
     let entries = choice["prompt_logprobs"].as_array().unwrap();

@@ -44,7 +44,8 @@ async fn both_protocols_answer_alike_on_one_port() {
 async fn a_stream_says_what_the_whole_answer_says() {
     let site = Site::start().await;
     let mut client = InferenceClient::new(channel(&site).await);
-    let parameters = Parameters { n: Some(2), logprobs: Some(2), stop: vec!["Bye".to_owned()], max_tokens: Some(50), ..Parameters::default() };
+    let parameters =
+        Parameters { n: Some(2), logprobs: Some(2), stop: vec!["Bye".to_owned()], max_tokens: Some(50), ..Parameters::default() };
     let whole = client.complete(complete(parameters.clone())).await.unwrap().into_inner();
     let events: Vec<_> = client.complete_stream(complete(parameters)).await.unwrap().into_inner().try_collect().await.unwrap();
     let mut texts = vec![(String::new(), 0, String::new()); 2];

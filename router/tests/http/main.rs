@@ -1,5 +1,6 @@
 //! The faces over real sockets: HTTP, server-sent events and gRPC on one listener, before a worker that says what a test
 //! wants. Cases follow what clients of vLLM and OpenAI rely on.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod admin;
 mod answers;

@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, OnceLock,
+        Arc, LazyLock, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -46,7 +46,8 @@ pub const ANSWER: &str = "Hello, w\u{f6}rld \u{1f600}! Bye.";
 pub const WAIT: Duration = Duration::from_secs(10);
 
 pub fn ids(text: &str) -> Vec<u32> {
-    Tokenizer::from_json(TOKENIZER).unwrap().encode(text, false, SpecialText::Plain).unwrap()
+    static LOADED: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_json(TOKENIZER).unwrap());
+    LOADED.encode(text, false, SpecialText::Plain).unwrap()
 }
 
 /// What the worker does with a request.
