@@ -279,3 +279,87 @@ fn contradictions_are_told() {
     writer.tensors.clear();
     assert!(describe(&writer).unwrap_err().contains("`token_embd.weight`: is missing"));
 }
+
+/// Three parts as `llama-gguf-split` writes them: metadata in the first, tensors in all.
+fn parts() -> [Writer; 3] {
+    let part = |number: u16| {
+        Writer::default()
+            .key("split.no", Value(2, number.to_le_bytes().into()))
+            .key("split.count", Value(2, 3u16.to_le_bytes().into()))
+            .key("split.tensors.count", Value::ints(&[]))
+    };
+    let whole = |mut writer: Writer| {
+        writer.keys[2].1 = Value(5, 4i32.to_le_bytes().into());
+        writer
+    };
+    [
+        whole(part(0)).key("general.architecture", Value::string("llama")).f32_tensor("one", &[8]),
+        whole(part(1)).f32_tensor("two", &[4, 3]).f32_tensor("three", &[2]),
+        whole(part(2)).f32_tensor("four", &[6]),
+    ]
+}
+
+fn write_parts(folder: &std::path::Path, parts: &[Writer]) -> std::path::PathBuf {
+    for (index, part) in parts.iter().enumerate() {
+        std::fs::write(folder.join(format!("m-{:05}-of-00003.gguf", index + 1)), part.bytes()).unwrap();
+    }
+    folder.join("m-00001-of-00003.gguf")
+}
+
+#[test]
+fn a_model_in_several_files() {
+    let folder = Folder::new("split");
+    let first = write_parts(&folder.0, &parts());
+    let file = GgufFile::open(&first).unwrap();
+    let whole = file.parse().unwrap();
+    assert_eq!(whole.metadata.string("general.architecture").unwrap(), Some("llama"));
+    assert_eq!(whole.tensors().iter().map(|tensor| tensor.name).collect::<Vec<_>>(), ["one", "two", "three", "four"]);
+    assert_eq!(whole.tensor("two").unwrap().data[4..8], 1f32.to_le_bytes());
+    assert_eq!(whole.tensor_bytes(), 4 * (8 + 12 + 2 + 6));
+}
+
+#[test]
+fn parts_that_do_not_fit_together_are_named() {
+    let folder = Folder::new("split-bad");
+    let open = |path: &std::path::Path| GgufFile::open(path).and_then(|file| file.parse().map(|_| ()));
+    let first = write_parts(&folder.0, &parts());
+    let check = |path: &std::path::Path, needles: &[&str]| {
+        let error = open(path).unwrap_err().to_string();
+        assert!(needles.iter().all(|needle| error.contains(needle)), "{error}");
+    };
+    check(&folder.0.join("m-00002-of-00003.gguf"), &["part 2 of 3", "open the first"]);
+    // A part under another name.
+    std::fs::copy(&first, folder.0.join("renamed.gguf")).unwrap();
+    check(&folder.0.join("renamed.gguf"), &["split.count", "is 3", "-00001-of-00003.gguf"]);
+    // Parts swapped.
+    std::fs::write(folder.0.join("m-00002-of-00003.gguf"), parts()[2].bytes()).unwrap();
+    check(&first, &["m-00002-of-00003.gguf", "split.no", "is 2"]);
+    // A tensor twice, and one too few.
+    let mut twice = parts();
+    twice[2].tensors[0].name = "one".to_owned();
+    write_parts(&folder.0, &twice);
+    check(&first, &["`one`", "stands in two parts"]);
+    let mut few = parts();
+    few[2].tensors.clear();
+    write_parts(&folder.0, &few);
+    check(&first, &["split.tensors.count", "is 4", "3 tensors"]);
+    std::fs::remove_file(folder.0.join("m-00003-of-00003.gguf")).unwrap();
+    check(&first, &["m-00003-of-00003.gguf", "cannot be read"]);
+}
+
+/// A folder that goes with the test.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("quire-gguf-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use quire_kernels::KernelError;
 use thiserror::Error;
 
-use super::gguf::GgufError;
+use super::{gguf::GgufError, safetensors::SafetensorsError};
 
 /// Why a model can't be served.
 #[derive(Debug, Error)]
@@ -27,6 +27,8 @@ pub enum ModelError {
 pub enum ContentError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
     #[error("{0}")]
     Model(String),
     #[error("cannot pack the weights: {0}")]
@@ -38,6 +40,7 @@ impl ContentError {
         let path = path.to_owned();
         match self {
             Self::Gguf(source) => ModelError::File { path, source },
+            Self::Safetensors(source) => ModelError::Model { path, problem: source.to_string() },
             Self::Model(problem) => ModelError::Model { path, problem },
             Self::Kernel(source) => ModelError::Kernel { what: "cannot pack the weights", source },
         }

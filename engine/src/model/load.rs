@@ -66,7 +66,6 @@ impl<B: Backend> Prepared<B> {
 pub fn executor_on<B: Backend>(backend: B, path: &Path, names: Vec<String>, config: &EngineConfig) -> Result<Prepared<B>, ModelError> {
     let file = GgufFile::open(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
     let gguf = file.parse().map_err(|source| ModelError::File { path: path.to_owned(), source })?;
-    refuse_splits(&gguf).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
     let description = Description::from_gguf(&gguf).map_err(|error| error.at(path))?;
     let stored = usize::try_from(gguf.tensor_bytes()).unwrap_or(usize::MAX);
     let mut memory = plan_memory(config, &description, stored, available_memory()).map_err(ModelError::Memory)?;
@@ -88,17 +87,6 @@ pub fn executor_on<B: Backend>(backend: B, path: &Path, names: Vec<String>, conf
 
 fn device(what: &'static str) -> impl Fn(KernelError) -> ModelError {
     move |source| ModelError::Kernel { what, source }
-}
-
-fn refuse_splits(gguf: &Gguf<'_>) -> Result<(), GgufError> {
-    const KEY: &str = "split.count";
-    match gguf.metadata.unsigned(KEY)? {
-        Some(parts) if parts > 1 => {
-            let problem = format!("is {parts}: this is one part of a split model; merge the parts first (`llama-gguf-split --merge`)");
-            Err(GgufError::key(KEY, problem))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// One step of one token, so that the first request finds pages mapped and threads awake; and whether the model computes

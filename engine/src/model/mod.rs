@@ -1,6 +1,6 @@
 //! Weights → description → decoder; tokenizer and chat template as artefacts.
 //!
-//! - [`gguf`]: the file format
+//! - [`map`], [`gguf`], [`safetensors`]: file formats; [`checkpoint`]: tensors by name from either
 //! - [`description`]: metadata → what a decoder computes, as data
 //! - [`weights`] and [`decoder`]: tensors → packed weights → the forward pass
 //! - [`tokenizer`]: metadata → `tokenizer.json`
@@ -8,12 +8,15 @@
 //!
 //! Knows no request and no schedule.
 
+pub mod checkpoint;
 mod decoder;
 pub mod description;
 mod error;
 mod fingerprint;
 pub mod gguf;
 mod load;
+mod map;
+pub mod safetensors;
 pub mod tokenizer;
 mod weights;
 

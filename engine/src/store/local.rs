@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{LocalModel, ModelRef, StoreError};
+use crate::model::gguf::{Part, part_of};
 
 /// Finds the model at a path. In a folder: its only `.gguf`, or the parts of its only split one.
 pub(super) fn resolve(path: &Path) -> Result<LocalModel, StoreError> {
@@ -27,22 +28,11 @@ fn no_model(path: &Path, reason: impl Into<String>) -> StoreError {
     StoreError::NoModel { path: path.to_path_buf(), reason: reason.into() }
 }
 
-/// `name-00002-of-00005.gguf` → (`name`, 2, 5).
-pub(super) fn part_of(file: &str) -> Option<(&str, u32, u32)> {
-    let (rest, total) = file.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let five = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    if !five(total) || !five(number) {
-        return None;
-    }
-    Some((stem, number.parse().ok()?, total.parse().ok()?))
-}
-
 /// All parts of the split file that `file` is the first part of, in order; other files are themselves.
 pub(super) fn parts(file: &str) -> Option<Vec<String>> {
     match part_of(file) {
         None => Some(vec![file.to_owned()]),
-        Some((stem, 1, total)) => Some((1..=total).map(|part| format!("{stem}-{part:05}-of-{total:05}.gguf")).collect()),
+        Some(Part { stem, number: 1, total }) => Some((1..=total).map(|part| format!("{stem}-{part:05}-of-{total:05}.gguf")).collect()),
         Some(_) => None,
     }
 }
@@ -51,7 +41,7 @@ pub(super) fn parts(file: &str) -> Option<Vec<String>> {
 pub(super) fn models<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut found: Vec<&str> = names
         .filter(|name| name.ends_with(".gguf") && !name.rsplit('/').next().unwrap_or(name).starts_with("mmproj"))
-        .filter(|name| part_of(name).is_none_or(|(_, part, _)| part == 1))
+        .filter(|name| part_of(name).is_none_or(|part| part.number == 1))
         .collect();
     found.sort_unstable();
     found
@@ -93,10 +83,6 @@ mod tests {
 
     #[test]
     fn parts_of_split_files() {
-        assert_eq!(part_of("big-Q8_0-00002-of-00012.gguf"), Some(("big-Q8_0", 2, 12)));
-        for whole in ["a.gguf", "a-1-of-2.gguf", "a-00001-of-0002x.gguf", "00001-of-00002.gguf"] {
-            assert_eq!(part_of(whole), None, "{whole}");
-        }
         assert_eq!(parts("m-00001-of-00002.gguf").unwrap(), ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]);
         assert_eq!(parts("m-00002-of-00002.gguf"), None);
         assert_eq!(

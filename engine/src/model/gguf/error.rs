@@ -19,11 +19,18 @@ pub enum GgufError {
     Key { key: String, problem: String },
     #[error("tensor `{name}`: {problem}")]
     Tensor { name: String, problem: String },
+    /// The same, of one part of several.
+    #[error("part `{file}`: {source}")]
+    In { file: String, source: Box<GgufError> },
 }
 
 impl GgufError {
     pub(crate) fn key(key: &str, problem: impl Into<String>) -> Self {
         Self::Key { key: clip(key), problem: problem.into() }
+    }
+
+    pub(super) fn inside(self, file: &str) -> Self {
+        Self::In { file: clip(file), source: Box::new(self) }
     }
 
     pub(crate) fn tensor(name: &str, problem: impl Into<String>) -> Self {

@@ -1,44 +1,65 @@
 //! A file in memory and what it says of itself.
 
-use std::{collections::HashMap, fs::File, path::Path};
-
-use memmap2::Mmap;
+use std::{collections::HashMap, path::Path};
 
 use super::{
-    GgufError, Metadata, TensorInfo,
+    GgufError, Metadata, TensorInfo, part_of,
     reader::Reader,
+    split,
     tensors::{self, Claim},
 };
+use crate::model::map::MappedFile;
 
 const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Length, type and the smallest value of a key.
 const LEAST_KEY_BYTES: u64 = 8 + 4 + 1;
 
-/// A mapped file.
+/// A mapped model: one file, or all parts of a split one.
 #[derive(Debug)]
 pub struct GgufFile {
-    map: Mmap,
+    /// File names and bytes, in order.
+    parts: Vec<(String, MappedFile)>,
 }
 
 impl GgufFile {
-    /// Maps the file; reads nothing yet.
+    /// Maps the file, and its siblings if it is the first part of a split model; reads nothing yet.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let file = File::open(path)?;
-        // SAFETY: the map is only read. Another process that shortens the file under us would end this one with a bus
-        // error, as for every program that maps its weights; the store never changes a file in place (it renames).
-        let map = unsafe { Mmap::map(&file)? };
-        Ok(Self { map })
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let names: Vec<String> = match part_of(&name) {
+            Some(part) if part.number != 1 => {
+                return Err(GgufError::Header(format!("this is part {} of {}; open the first one", part.number, part.total)));
+            }
+            Some(part) if part.total > 1 => part.siblings().collect(),
+            _ => return Ok(Self { parts: vec![(name, MappedFile::open(path)?)] }),
+        };
+        let map = |name: String| match MappedFile::open(&path.with_file_name(&name)) {
+            Ok(map) => Ok((name, map)),
+            Err(error) => Err(GgufError::from(error).inside(&name)),
+        };
+        Ok(Self { parts: names.into_iter().map(map).collect::<Result<_, _>>()? })
     }
 
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.map
+    /// File names and bytes, in order.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = (&str, &[u8])> {
+        self.parts.iter().map(|(name, map)| (name.as_str(), map.bytes()))
     }
 
-    /// Reads and checks everything but the tensors' values.
+    /// Reads and checks everything but the tensors' values: the metadata of the first part, the tensors of all.
     pub fn parse(&self) -> Result<Gguf<'_>, GgufError> {
-        Gguf::parse(&self.map)
+        let count = self.parts.len();
+        let read = |index: usize| {
+            let (name, map) = &self.parts[index];
+            let part = Gguf::parse_part(map.bytes());
+            let part = part.and_then(|part| split::check_part(&part, index as u64, count as u64).map(|()| part));
+            part.map_err(|error| if count > 1 { error.inside(name) } else { error })
+        };
+        let mut whole = read(0)?;
+        for index in 1..count {
+            whole.append(read(index)?)?;
+        }
+        split::check_whole(&whole)?;
+        Ok(whole)
     }
 }
 
@@ -52,8 +73,14 @@ pub struct Gguf<'a> {
 }
 
 impl<'a> Gguf<'a> {
-    /// Reads and checks a whole file in memory.
+    /// Reads and checks a whole file in memory, which must not be a part of a split model.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, GgufError> {
+        let whole = Self::parse_part(bytes)?;
+        split::check_part(&whole, 0, 1)?;
+        Ok(whole)
+    }
+
+    fn parse_part(bytes: &'a [u8]) -> Result<Self, GgufError> {
         let mut reader = Reader::new(bytes);
         let version = read_start(&mut reader)?;
         // The tensor count comes first but can only be checked once the keys are read: remember, then check.
@@ -75,6 +102,17 @@ impl<'a> Gguf<'a> {
         let data = usize::try_from(data_start).ok().and_then(|start| bytes.get(start..)).unwrap_or(&[]);
         let (tensors, by_name) = tensors::place(&claims, data, alignment)?;
         Ok(Self { version, metadata, tensors, by_name })
+    }
+
+    /// Takes over another part's tensors.
+    fn append(&mut self, part: Self) -> Result<(), GgufError> {
+        for tensor in part.tensors {
+            if self.by_name.insert(tensor.name, self.tensors.len()).is_some() {
+                return Err(GgufError::tensor(tensor.name, "stands in two parts"));
+            }
+            self.tensors.push(tensor);
+        }
+        Ok(())
     }
 
     /// In the file's order.

@@ -12,6 +12,7 @@ mod error;
 mod file;
 mod metadata;
 mod reader;
+mod split;
 mod tensors;
 mod types;
 
@@ -19,5 +20,6 @@ pub use error::GgufError;
 pub(super) use error::clip;
 pub use file::{Gguf, GgufFile};
 pub use metadata::{Entry, Metadata, Scalar, ValueType};
+pub use split::{Part, part_of};
 pub use tensors::TensorInfo;
 pub use types::GgmlType;

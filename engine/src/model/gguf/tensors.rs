@@ -15,6 +15,8 @@ pub struct TensorInfo<'a> {
     pub name: &'a str,
     /// Columns first; unused ones are 1.
     pub dimensions: [usize; 4],
+    /// Dimensions that the file names.
+    pub rank: usize,
     pub tensor_type: GgmlType,
     /// From the start of the data section.
     pub offset: u64,
@@ -22,6 +24,12 @@ pub struct TensorInfo<'a> {
 }
 
 impl<'a> TensorInfo<'a> {
+    /// Outermost first, without the unused ones.
+    #[must_use]
+    pub fn shape(&self) -> Vec<usize> {
+        self.dimensions[..self.rank].iter().rev().copied().collect()
+    }
+
     #[must_use]
     pub fn columns(&self) -> usize {
         self.dimensions[0]
@@ -51,6 +59,7 @@ impl<'a> TensorInfo<'a> {
 pub(super) struct Claim<'a> {
     name: &'a str,
     dimensions: [usize; 4],
+    rank: usize,
     tensor_type: GgmlType,
     offset: u64,
     bytes: u64,
@@ -89,7 +98,7 @@ impl<'a> Claim<'a> {
             // Elements must be countable too, not only bytes.
             .filter(|bytes| bytes.checked_mul(32).is_some())
             .ok_or_else(|| fail(format!("has dimensions {dimensions:?}, which no file can hold")))?;
-        Ok(Self { name, dimensions, tensor_type, offset, bytes })
+        Ok(Self { name, dimensions, rank: rank as usize, tensor_type, offset, bytes })
     }
 
     /// Finds the tensor in the data section.
@@ -114,6 +123,7 @@ impl<'a> Claim<'a> {
         Ok(TensorInfo {
             name: self.name,
             dimensions: self.dimensions,
+            rank: self.rank,
             tensor_type: self.tensor_type,
             offset: self.offset,
             data: &data[place],
