@@ -9,7 +9,7 @@ use std::{
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use quire_engine::{
-    cache::{GroupKind, GroupSpec},
+    cache::GroupKind,
     scheduler::{NewSequence, Outcome, Plan, Policy, Scheduler, SchedulerConfig},
 };
 use quire_proto::block_hash::{BlockHash, chain};
@@ -23,7 +23,8 @@ fn config(blocks: usize) -> SchedulerConfig {
         max_logit_rows: 256,
         max_prefill_chunk: 2048,
         block_size: BLOCK,
-        groups: vec![GroupSpec { kind: GroupKind::Paged, blocks }],
+        groups: vec![GroupKind::Full],
+        blocks,
         watermark_blocks: blocks / 100,
         prefix_cache: true,
         policy: Policy { growth_cap: 64, ..Policy::default() },

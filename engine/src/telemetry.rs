@@ -260,7 +260,7 @@ pub(crate) struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    pub fn new(model: &str, kv: KvFigures, config: &EngineConfig) -> Self {
+    pub fn new(model: &str, kv: &KvFigures, config: &EngineConfig) -> Self {
         let own = vec![Label::new("model_name", model.to_owned())];
         let vllm = vec![Label::new("model_name", model.to_owned()), Label::new("engine", "0")];
         let labels = Labels { own, vllm };
@@ -389,7 +389,7 @@ impl EngineMetrics {
     }
 }
 
-fn cache_config(labels: &[Label], kv: KvFigures, config: &EngineConfig) {
+fn cache_config(labels: &[Label], kv: &KvFigures, config: &EngineConfig) {
     let mut labels = labels.to_vec();
     for (key, value) in [
         ("block_size", kv.block_size.to_string()),

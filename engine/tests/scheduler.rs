@@ -120,7 +120,7 @@ fn a_failed_step_leaves_no_name_behind() {
     s.add(sequence(distinct(0, 14), 5, 0)).unwrap();
     s.plan(Duration::ZERO, &mut plan);
     s.fail(&plan);
-    assert_eq!((s.cache().used(), s.cache().index(0).unwrap().len(), s.running()), (0, 0, 0));
+    assert_eq!((s.cache().used(), s.cache().index().len(), s.running()), (0, 0, 0));
     let again = s.add(sequence(distinct(0, 14), 5, 1)).unwrap();
     assert_eq!(step(&mut s, &mut plan), [(again, 14)]);
 }

@@ -270,10 +270,10 @@ impl Walk {
 
     /// After a step that failed: blocks that it owned alone hold rubbish.
     fn scramble(&mut self) {
-        let pool = self.scheduler.cache().pool(0).unwrap();
-        let index = self.scheduler.cache().index(0).unwrap();
+        let pool = self.scheduler.cache().pool();
+        let index = self.scheduler.cache().index();
         for block in 0..pool.total() as u32 {
-            if pool.refs(BlockId(block)) == 0 && index.hash_of(BlockId(block)).is_none() {
+            if pool.refs(BlockId(block)) == 0 && index.name_of(BlockId(block)).is_none() {
                 self.memory[block as usize * B..][..B].fill(u32::MAX);
             }
         }
@@ -312,7 +312,7 @@ impl Walk {
 
     /// After every operation.
     fn check_counts(&self) {
-        let pool = self.scheduler.cache().pool(0).unwrap();
+        let pool = self.scheduler.cache().pool();
         assert_eq!(pool.free() + pool.used(), pool.total());
         assert_eq!(self.scheduler.running() + self.scheduler.waiting(), self.known.len());
         assert!(self.scheduler.running() > 0 || pool.used() == 0, "nobody runs, but blocks are taken");
@@ -322,7 +322,7 @@ impl Walk {
     /// was computed is still there.
     fn check_all(&mut self) {
         self.tally.full_checks += 1;
-        let pool = self.scheduler.cache().pool(0).unwrap();
+        let pool = self.scheduler.cache().pool();
         let mut owners = vec![0; pool.total()];
         for id in self.scheduler.running_ids() {
             let sequence = self.scheduler.sequence(id).unwrap();

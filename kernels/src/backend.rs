@@ -51,9 +51,11 @@ impl KvType {
     }
 }
 
-/// Shape of the paged cache of one group of layers.
+/// Shape of the paged cache. Cache groups share its blocks: each group's block table names blocks of its own, and each
+/// block holds as many layers as a group has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
+    /// Layers of one block.
     pub layers: usize,
     pub blocks: usize,
     /// Tokens per block; a multiple of 16 that divides [`CHUNK`].
@@ -137,7 +139,7 @@ pub struct QkvArgs<'a, B: Backend> {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Cache group and layer within it.
+    /// Cache group, and layer within its blocks.
     pub group: usize,
     pub layer: usize,
 }
@@ -173,7 +175,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type Buffer: Send + Sync;
     /// A packed weight matrix, out × in, with its bias. Serves every batch size, and row look-up for embeddings.
     type Linear: Send + Sync;
-    /// Paged keys and values of one cache group.
+    /// Paged keys and values of all cache groups.
     type Kv: Send + Sync;
     /// A step's inputs on the device.
     type Inputs: Send + Sync;

@@ -45,7 +45,7 @@ pub struct StepPlan {
     pub logit_rows: Vec<u32>,
     /// Per entry of `logit_rows`.
     pub sampling: SamplingPlan,
-    /// Blocks to copy before anything else (source, destination), in every layer of group 0.
+    /// Blocks to copy before anything else (source, destination), all layers of each. All groups share the blocks.
     pub block_copies: Vec<(u32, u32)>,
 }
 

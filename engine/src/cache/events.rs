@@ -34,7 +34,7 @@ pub struct EventLog {
     sequence: u64,
     listening: bool,
     /// Against the state at the last flush.
-    pending: HashKeyed<Change>,
+    pending: HashKeyed<BlockHash, Change>,
     /// Order of `pending`; entries that were undone since are skipped.
     order: Vec<(BlockHash, BlockHash)>,
 }

@@ -1,4 +1,24 @@
 //! A flat array of blocks whose free ones form an intrusive list, in the order of eviction.
+//!
+//! States of a block, and what leads from one to another:
+//!
+//! ```text
+//!            take                                  set_keep(true): it was named
+//!   Free ───────────► Used ◄──────────────────┐
+//!    ▲                │  ▲                    │
+//!    │ give (unnamed) │  │ touch              │ touch (a hit)
+//!    ├────────────────┘  │                    │
+//!    │                   │  give (named)      │
+//!    │                   └──────────────► Cached ──► take: evicted, Used by the new owner
+//!    │                                      │ ▲
+//!    │                            start_out │ │ end_move
+//!    │                                      ▼ │
+//!    │  start_in                          Leaving      being copied to a lower tier; may be touched, read and given
+//!    └────────────► Arriving ───────────────────────► end_move: Cached if it was named meanwhile, else Free
+//! ```
+//!
+//! A transfer owns its block as a sequence would: it is one of the references, and the block is not on the free list. So
+//! free + used = total whatever is on its way.
 
 const NIL: u32 = u32::MAX;
 
@@ -6,15 +26,45 @@ const NIL: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
+impl BlockId {
+    /// Stands in block tables for a block that left the window.
+    pub const DEAD: Self = Self(u32::MAX);
+}
+
+/// Where a block stands; see the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockState {
+    /// Nobody wants its content.
+    Free,
+    /// Nobody uses it, but its content can be found.
+    Cached,
+    /// Sequences own it.
+    Used,
+    /// Its content is being copied to a lower tier; it can be found and shared all the same.
+    Leaving,
+    /// Its content is being copied here from a lower tier; it can't be read yet.
+    Arriving,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    None,
+    Out,
+    In,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// Sequences that use the block; 0: it is on the free list.
+    /// Sequences that use the block, and a transfer; 0: it is on the free list.
     refs: u32,
     /// Somebody may want its content again: it goes to the back of the free list.
     keep: bool,
+    transfer: Transfer,
     prev: u32,
     next: u32,
 }
+
+const UNUSED: Block = Block { refs: 0, keep: false, transfer: Transfer::None, prev: NIL, next: NIL };
 
 /// Hands out blocks. The front of the free list is taken next, so the list is the eviction order: worthless blocks are
 /// put at the front, those worth keeping at the back. Take, give and removal from the middle are O(1) and allocate nothing.
@@ -30,7 +80,7 @@ impl BlockPool {
     /// `blocks` free blocks, in order of their ids.
     #[must_use]
     pub fn new(blocks: usize) -> Self {
-        let mut pool = Self { blocks: vec![Block { refs: 0, keep: false, prev: NIL, next: NIL }; blocks], head: NIL, tail: NIL, free: 0 };
+        let mut pool = Self { blocks: vec![UNUSED; blocks], head: NIL, tail: NIL, free: 0 };
         for id in 0..blocks as u32 {
             pool.link(id, true);
         }
@@ -58,6 +108,18 @@ impl BlockPool {
         self.blocks[block.0 as usize].refs
     }
 
+    /// Where a block stands.
+    #[must_use]
+    pub fn state(&self, block: BlockId) -> BlockState {
+        match self.blocks[block.0 as usize] {
+            Block { transfer: Transfer::In, .. } => BlockState::Arriving,
+            Block { transfer: Transfer::Out, .. } => BlockState::Leaving,
+            Block { refs: 0, keep: false, .. } => BlockState::Free,
+            Block { refs: 0, keep: true, .. } => BlockState::Cached,
+            _ => BlockState::Used,
+        }
+    }
+
     /// The block to be evicted next, now owned once and not kept; `None` if all are used.
     pub fn take(&mut self) -> Option<BlockId> {
         if self.head == NIL {
@@ -81,6 +143,11 @@ impl BlockPool {
 
     /// One owner less; without owners the block is free. Giving a free block does nothing.
     pub fn give(&mut self, block: BlockId) {
+        let back = self.blocks[block.0 as usize].keep;
+        self.give_to(block, back);
+    }
+
+    fn give_to(&mut self, block: BlockId, back: bool) {
         let entry = &mut self.blocks[block.0 as usize];
         if entry.refs == 0 {
             debug_assert!(false, "block {} given twice", block.0);
@@ -88,8 +155,7 @@ impl BlockPool {
         }
         entry.refs -= 1;
         if entry.refs == 0 {
-            let keep = entry.keep;
-            self.link(block.0, keep);
+            self.link(block.0, back);
         }
     }
 
@@ -104,6 +170,36 @@ impl BlockPool {
             self.unlink(block.0);
             self.link(block.0, keep);
         }
+    }
+
+    /// Cached → Leaving: a transfer to a lower tier owns the block. False, and no change, in any other state.
+    pub fn start_out(&mut self, block: BlockId) -> bool {
+        if self.state(block) != BlockState::Cached {
+            return false;
+        }
+        self.touch(block);
+        self.blocks[block.0 as usize].transfer = Transfer::Out;
+        true
+    }
+
+    /// Used by one → Arriving: the owner is a transfer from a lower tier from now on. False, and no change, in any other state.
+    pub fn start_in(&mut self, block: BlockId) -> bool {
+        if self.state(block) != BlockState::Used || self.refs(block) != 1 {
+            return false;
+        }
+        self.blocks[block.0 as usize].transfer = Transfer::In;
+        true
+    }
+
+    /// A transfer has ended and gives the block back. What was copied out is the next to be evicted, since that costs
+    /// nothing now. False, and no change, if there is no transfer.
+    pub fn end_move(&mut self, block: BlockId) -> bool {
+        match std::mem::replace(&mut self.blocks[block.0 as usize].transfer, Transfer::None) {
+            Transfer::None => return false,
+            Transfer::Out => self.give_to(block, false),
+            Transfer::In => self.give(block),
+        }
+        true
     }
 
     /// Free blocks, the one to be evicted next first.
@@ -158,6 +254,7 @@ mod tests {
     struct Naive {
         refs: Vec<u32>,
         keep: Vec<bool>,
+        transfer: Vec<Option<bool>>,
         free: VecDeque<u32>,
     }
 
@@ -169,9 +266,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn walks_like_the_naive_pool(size in 1usize..12, ops in prop::collection::vec((0u8..4, 0u32..12), 0..300)) {
+        fn walks_like_the_naive_pool(size in 1usize..12, ops in prop::collection::vec((0u8..7, 0u32..12), 0..300)) {
             let mut pool = BlockPool::new(size);
-            let mut naive = Naive { refs: vec![0; size], keep: vec![false; size], free: (0..size as u32).collect() };
+            let mut naive = Naive { refs: vec![0; size], keep: vec![false; size], transfer: vec![None; size], free: (0..size as u32).collect() };
             for (op, pick) in ops {
                 let id = pick % size as u32;
                 let i = id as usize;
@@ -191,7 +288,8 @@ mod tests {
                         naive.refs[i] += 1;
                         pool.touch(BlockId(id));
                     }
-                    2 if naive.refs[i] > 0 => {
+                    // A transfer's reference is not a sequence's to give.
+                    2 if naive.refs[i] > u32::from(naive.transfer[i].is_some()) => {
                         naive.refs[i] -= 1;
                         if naive.refs[i] == 0 {
                             naive.put(id);
@@ -209,13 +307,50 @@ mod tests {
                         }
                         pool.set_keep(BlockId(id), keep);
                     }
+                    4 => {
+                        let good = naive.refs[i] == 0 && naive.keep[i];
+                        if good {
+                            naive.free.retain(|other| *other != id);
+                            (naive.refs[i], naive.transfer[i]) = (1, Some(true));
+                        }
+                        prop_assert_eq!(pool.start_out(BlockId(id)), good);
+                    }
+                    5 => {
+                        let good = naive.refs[i] == 1 && naive.transfer[i].is_none();
+                        if good {
+                            naive.transfer[i] = Some(false);
+                        }
+                        prop_assert_eq!(pool.start_in(BlockId(id)), good);
+                    }
+                    6 => {
+                        let ended = naive.transfer[i].take();
+                        if let Some(out) = ended {
+                            naive.refs[i] -= 1;
+                            if naive.refs[i] == 0 && out {
+                                naive.free.push_front(id);
+                            } else if naive.refs[i] == 0 {
+                                naive.put(id);
+                            }
+                        }
+                        prop_assert_eq!(pool.end_move(BlockId(id)), ended.is_some());
+                    }
                     _ => {}
                 }
                 let order: Vec<u32> = pool.eviction_order().map(|block| block.0).collect();
                 prop_assert_eq!(&order, &naive.free.iter().copied().collect::<Vec<_>>());
                 prop_assert_eq!(pool.free(), order.len());
                 prop_assert_eq!(pool.used() + pool.free(), pool.total());
-                prop_assert!((0..size as u32).all(|id| pool.refs(BlockId(id)) == naive.refs[id as usize]));
+                for i in 0..size {
+                    prop_assert_eq!(pool.refs(BlockId(i as u32)), naive.refs[i]);
+                    let want = match (naive.transfer[i], naive.refs[i], naive.keep[i]) {
+                        (Some(true), ..) => BlockState::Leaving,
+                        (Some(false), ..) => BlockState::Arriving,
+                        (None, 0, false) => BlockState::Free,
+                        (None, 0, true) => BlockState::Cached,
+                        _ => BlockState::Used,
+                    };
+                    prop_assert_eq!(pool.state(BlockId(i as u32)), want);
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use quire_kernels::plan::{NO_ADAPTER, StepPlan};
 
 use super::emit::Choices;
 use crate::{
+    cache::BlockId,
     sampling,
     scheduler::{Plan, Scheduled, Scheduler, Sequence},
 };
@@ -24,7 +25,8 @@ pub(crate) fn fill(plan: &Plan, scheduler: &Scheduler, choices: &Choices, out: &
                 block.0 * block_size as u32 + (position % block_size) as u32
             }));
             let end = group.block_tables.len() + group.stride;
-            group.block_tables.extend(table.iter().map(|block| block.0));
+            // What left the window is never read, but the device checks that every entry is a block.
+            group.block_tables.extend(table.iter().map(|block| if *block == BlockId::DEAD { 0 } else { block.0 }));
             group.block_tables.resize(end, 0);
         }
     }

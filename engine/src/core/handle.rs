@@ -15,7 +15,7 @@ use super::{
     step_loop::{StepLoop, StepLoopParts},
 };
 use crate::{
-    cache::{GroupKind, GroupSpec},
+    cache::{Footprint, GroupKind},
     config::EngineConfig,
     model::ModelCard,
     runner::{Executor, MemoryPlan},
@@ -27,16 +27,18 @@ use crate::{
 const SUBSCRIBER_BATCHES: usize = 256;
 
 /// The KV memory that the executor has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFigures {
     pub blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
+    /// What each cache group keeps.
+    pub groups: Vec<GroupKind>,
 }
 
 impl From<&MemoryPlan> for KvFigures {
     fn from(plan: &MemoryPlan) -> Self {
-        Self { blocks: plan.kv.blocks, block_size: plan.kv.block_size }
+        Self { blocks: plan.kv.blocks, block_size: plan.kv.block_size, groups: plan.footprint.groups.clone() }
     }
 }
 
@@ -109,12 +111,15 @@ impl EngineHandle {
     /// Starts the step thread. Install the metrics recorder before: metric handles are fetched here, once.
     pub fn spawn(executor: Box<dyn Executor>, kv: KvFigures, card: ModelCard, config: &EngineConfig) -> Result<Self, EngineError> {
         let limits = executor.limits();
-        if kv.blocks == 0 || kv.block_size == 0 || limits.rows == 0 || limits.sequences == 0 || limits.logit_rows == 0 {
+        if kv.blocks == 0 || kv.block_size == 0 || kv.groups.is_empty() || limits.rows == 0 || limits.sequences == 0 || limits.logit_rows == 0 {
             return Err(EngineError::Start(format!("nothing can run with {kv:?} and {limits:?}")));
         }
         let max_rows = at_most(config.max_batched_tokens, limits.rows);
         let max_sequences = at_most(config.max_sequences, limits.sequences).min(max_rows).min(limits.logit_rows);
-        let capacity = kv.blocks.min(limits.blocks_per_sequence) * kv.block_size;
+        let max_prefill_chunk = at_most(config.max_prefill_chunk, max_rows);
+        let footprint = Footprint { groups: kv.groups.clone(), block_size: kv.block_size, step_rows: max_prefill_chunk };
+        let longest = footprint.longest(kv.blocks);
+        let capacity = longest.min(limits.blocks_per_sequence * kv.block_size);
         let admission_limits = AdmissionLimits {
             // The last token of a sequence is never fed back, so it needs no slot.
             max_context: card.max_context.min(capacity + 1),
@@ -128,17 +133,18 @@ impl EngineHandle {
             max_sequences,
             max_rows,
             max_logit_rows: limits.logit_rows,
-            max_prefill_chunk: at_most(config.max_prefill_chunk, max_rows),
+            max_prefill_chunk,
             block_size: kv.block_size,
-            groups: vec![GroupSpec { kind: GroupKind::Paged, blocks: kv.blocks }],
+            groups: kv.groups.clone(),
+            blocks: kv.blocks,
             watermark_blocks: (config.watermark.clamp(0.0, 1.0) * kv.blocks as f64).ceil() as usize,
             prefix_cache: config.prefix_cache,
             policy: config.policy,
             itl_target: config.itl_target,
             epoch,
         });
-        let metrics = EngineMetrics::new(card.names.first().map_or("", String::as_str), kv, config);
-        let waiting_tokens = if config.max_waiting_tokens == 0 { 16 * kv.blocks * kv.block_size } else { config.max_waiting_tokens };
+        let metrics = EngineMetrics::new(card.names.first().map_or("", String::as_str), &kv, config);
+        let waiting_tokens = if config.max_waiting_tokens == 0 { 16 * longest.min(kv.blocks * kv.block_size) } else { config.max_waiting_tokens };
         let queue = QueueLimits { sequences: max_sequences + config.max_waiting.max(1), waiting_tokens };
         let inbox = Arc::new(Inbox::new(queue, kv.blocks, metrics));
         let started = Instant::now();
@@ -228,8 +234,8 @@ impl EngineHandle {
     }
 
     #[must_use]
-    pub fn kv(&self) -> KvFigures {
-        self.shared.kv
+    pub fn kv(&self) -> &KvFigures {
+        &self.shared.kv
     }
 
     /// What requests may ask for here, after configuration and device.

@@ -68,8 +68,7 @@ impl StepLoop {
     }
 
     fn new(parts: StepLoopParts) -> Self {
-        // One group per paged cache of the scheduler.
-        let groups = (0..).take_while(|group| parts.scheduler.cache().pool(*group).is_some()).map(|_| GroupPlan::default()).collect();
+        let groups = parts.scheduler.cache().groups().iter().map(|_| GroupPlan::default()).collect();
         Self {
             inbox: parts.inbox,
             scheduler: parts.scheduler,

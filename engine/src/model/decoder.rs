@@ -11,16 +11,16 @@ use quire_kernels::{
     plan::StepLimits,
 };
 
-use super::{description::Description, error::ContentError, gguf::Gguf, weights::Weights};
+use crate::cache::{CacheLayout, Place};
 
-/// All layers share one cache group.
-const GROUP: usize = 0;
+use super::{description::Description, error::ContentError, gguf::Gguf, weights::Weights};
 
 /// A model on a device.
 pub struct Decoder<B: Backend> {
     description: Description,
     weights: Weights<B>,
     frequencies: B::Buffer,
+    layout: CacheLayout,
 }
 
 /// Buffers between the ops of one step; sized by the step's limits.
@@ -70,7 +70,7 @@ impl<B: Backend> Decoder<B> {
     pub fn load(backend: &B, description: Description, gguf: &Gguf<'_>) -> Result<Self, ContentError> {
         let weights = Weights::load(backend, &description, gguf)?;
         let frequencies = backend.buffer_from(&description.rope.frequencies())?;
-        Ok(Self { description, weights, frequencies })
+        Ok(Self { layout: description.cache_layout(), description, weights, frequencies })
     }
 
     #[must_use]
@@ -108,6 +108,9 @@ impl<B: Backend> Decoder<B> {
         let Scratch { rope, q, attended, activated, workspace } = scratch;
         backend.rope_rows(inputs, &self.frequencies, d.rope.magnitude, rope)?;
         for (layer, weights) in layers.zip(selected) {
+            let Some(Place { group, layer }) = self.layout.place(layer) else {
+                return Err(KernelError::Shape { op: "forward", detail: format!("layer {layer} has no cache") });
+            };
             let qkv = QkvArgs {
                 norm: norm(&weights.attention_norm),
                 linear: linear(&weights.qkv),
@@ -117,11 +120,11 @@ impl<B: Backend> Decoder<B> {
                 heads: d.heads,
                 kv_heads: d.kv_heads,
                 head_dim: d.head_dim,
-                group: GROUP,
+                group,
                 layer,
             };
             let attention =
-                AttentionArgs { heads: d.heads, kv_heads: d.kv_heads, head_dim: d.head_dim, scale: d.attention_scale, group: GROUP, layer };
+                AttentionArgs { heads: d.heads, kv_heads: d.kv_heads, head_dim: d.head_dim, scale: d.attention_scale, group, layer };
             backend.qkv_rope_write(inputs, &qkv, hidden, kv, q, workspace)?;
             backend.attention(inputs, &attention, q, kv, attended, workspace)?;
             backend.linear_add(inputs, &linear(&weights.attention_output), attended, hidden, workspace)?;

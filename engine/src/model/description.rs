@@ -5,6 +5,8 @@
 
 use quire_kernels::backend::{Activation, RopeStyle};
 
+use crate::cache::{CacheLayout, GroupKind};
+
 use super::{
     error::ContentError,
     gguf::{Gguf, GgufError, Metadata},
@@ -84,6 +86,12 @@ impl Description {
                 Err(ContentError::Model(format!("architecture `{shown}` is not supported; supported: {}", SUPPORTED.join(", "))))
             }
         }
+    }
+
+    /// Where the keys and values of each layer lie.
+    #[must_use]
+    pub fn cache_layout(&self) -> CacheLayout {
+        CacheLayout::new(&vec![Some(GroupKind::Full); self.layers])
     }
 
     /// Rows of the fused Q, K and V projection.

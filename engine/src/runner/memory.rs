@@ -11,6 +11,7 @@ use quire_kernels::{
 };
 
 use crate::{
+    cache::{Footprint, GroupKind},
     config::EngineConfig,
     model::{Description, scratch_bytes},
 };
@@ -29,8 +30,10 @@ const FREE_SHARE: u64 = 4;
 /// Where a worker's memory goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Shape of the cache: blocks, tokens per block, type.
+    /// Shape of the cache: blocks, tokens and layers per block, type.
     pub kv: KvShape,
+    /// How many of the blocks sequences take.
+    pub footprint: Footprint,
     /// Longest sequence, in tokens.
     pub max_context: usize,
     /// Packed weights.
@@ -42,10 +45,10 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Tokens that the cache holds.
+    /// How many of the longest sequences the cache holds at a time.
     #[must_use]
-    pub fn kv_tokens(&self) -> usize {
-        self.kv.blocks.saturating_mul(self.kv.block_size)
+    pub fn full_contexts(&self) -> usize {
+        self.kv.blocks / self.footprint.peak(self.max_context).max(1)
     }
 
     #[must_use]
@@ -56,18 +59,35 @@ impl MemoryPlan {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "KV: {} blocks × {} tokens = {} tokens ({}, {} per token, {}): {} × {}",
-            self.kv.blocks,
-            self.kv.block_size,
-            self.kv_tokens(),
-            self.kv.kv_type.name(),
-            Bytes(self.kv.block_bytes() / self.kv.block_size.max(1)),
-            Bytes(self.kv_bytes()),
-            self.kv_tokens() / self.max_context.max(1),
-            self.max_context
-        )
+        let KvShape { blocks, block_size, layers, kv_type, .. } = self.kv;
+        let (kind, bytes) = (kv_type.name(), Bytes(self.kv_bytes()));
+        if let [GroupKind::Full] = self.footprint.groups[..] {
+            let (tokens, each) = (blocks.saturating_mul(block_size), Bytes(self.kv.block_bytes() / block_size.max(1)));
+            write!(f, "KV: {blocks} blocks × {block_size} tokens = {tokens} tokens ({kind}, {each} per token, {bytes})")?;
+        } else {
+            let each = Bytes(self.kv.block_bytes());
+            write!(f, "KV: {blocks} blocks × {block_size} tokens × {layers} layers ({kind}, {each} per block, {bytes}), ")?;
+            write!(f, "groups: {}", Groups(&self.footprint.groups))?;
+        }
+        write!(f, ": {} × {}", self.full_contexts(), self.max_context)
+    }
+}
+
+/// Cache groups for people: equal ones together.
+struct Groups<'a>(&'a [GroupKind]);
+
+impl fmt::Display for Groups<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, same) in self.0.chunk_by(|a, b| a == b).enumerate() {
+            let comma = if number > 0 { ", " } else { "" };
+            write!(f, "{comma}{} ", same.len())?;
+            match same[0] {
+                GroupKind::Full => write!(f, "full")?,
+                GroupKind::Window { tokens } => write!(f, "of window {tokens}")?,
+                GroupKind::Chunk { tokens } => write!(f, "of chunk {tokens}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -114,8 +134,9 @@ pub fn plan_memory(
     if config.max_sequences == 0 || config.max_batched_tokens == 0 {
         return Err("--max-num-seqs and --max-num-batched-tokens must be 1 at least".to_owned());
     }
+    let layout = description.cache_layout();
     let shape = KvShape {
-        layers: description.layers,
+        layers: layout.layers_per_block(),
         blocks: 1,
         block_size,
         kv_heads: description.kv_heads,
@@ -126,10 +147,12 @@ pub fn plan_memory(
     let mut limits = limits(config, description);
     let scratch_bytes = scratch_bytes(description, &limits);
     let free = available.map(|bytes| bytes.saturating_sub(weights_bytes as u64).saturating_sub(scratch_bytes as u64));
-    let kv_blocks = kv_blocks(config, description, block_bytes, free)?;
-    let max_context = max_context(config, description, kv_blocks.saturating_mul(block_size), block_bytes)?;
+    let step_rows = if config.max_prefill_chunk == 0 { limits.rows } else { config.max_prefill_chunk.min(limits.rows) };
+    let footprint = Footprint { groups: layout.groups().to_vec(), block_size, step_rows };
+    let kv_blocks = kv_blocks(config, description, &footprint, block_bytes, free)?;
+    let max_context = max_context(config, description, &footprint, kv_blocks, block_bytes)?;
     limits.blocks_per_sequence = max_context.div_ceil(block_size);
-    Ok(MemoryPlan { kv: KvShape { blocks: kv_blocks, ..shape }, max_context, weights_bytes, scratch_bytes, limits })
+    Ok(MemoryPlan { kv: KvShape { blocks: kv_blocks, ..shape }, footprint, max_context, weights_bytes, scratch_bytes, limits })
 }
 
 fn limits(config: &EngineConfig, description: &Description) -> StepLimits {
@@ -146,7 +169,13 @@ fn limits(config: &EngineConfig, description: &Description) -> StepLimits {
     }
 }
 
-fn kv_blocks(config: &EngineConfig, description: &Description, block_bytes: usize, free: Option<u64>) -> Result<usize, String> {
+fn kv_blocks(
+    config: &EngineConfig,
+    description: &Description,
+    footprint: &Footprint,
+    block_bytes: usize,
+    free: Option<u64>,
+) -> Result<usize, String> {
     let wanted = if config.kv_blocks > 0 {
         config.kv_blocks
     } else if config.kv_bytes > 0 {
@@ -155,7 +184,7 @@ fn kv_blocks(config: &EngineConfig, description: &Description, block_bytes: usiz
             blocks => usize::try_from(blocks).unwrap_or(usize::MAX),
         }
     } else {
-        return default_blocks(config, description, block_bytes, free);
+        return default_blocks(config, description, footprint, block_bytes, free);
     };
     let bytes = (wanted as u64).saturating_mul(block_bytes as u64);
     match free {
@@ -170,11 +199,19 @@ fn kv_blocks(config: &EngineConfig, description: &Description, block_bytes: usiz
 }
 
 /// Enough for a few of the longest sequences, within a share of what is free.
-fn default_blocks(config: &EngineConfig, description: &Description, block_bytes: usize, free: Option<u64>) -> Result<usize, String> {
+fn default_blocks(
+    config: &EngineConfig,
+    description: &Description,
+    footprint: &Footprint,
+    block_bytes: usize,
+    free: Option<u64>,
+) -> Result<usize, String> {
     let context = if config.max_context > 0 { config.max_context } else { description.trained_context };
     let most = context.saturating_mul(config.max_sequences);
     let tokens = context.saturating_mul(FULL_CONTEXTS).max(LEAST_TOKENS).min(most);
-    let wanted = tokens.div_ceil(config.block_size);
+    let (growing, sequences) = (footprint.full_groups(), tokens.div_ceil(context.max(1)));
+    let windows = footprint.peak(context).saturating_sub(growing * footprint.blocks_for(context));
+    let wanted = growing.saturating_mul(footprint.blocks_for(tokens)).saturating_add(sequences.saturating_mul(windows));
     let Some(free) = free else { return Ok(wanted) };
     match usize::try_from(free / FREE_SHARE / block_bytes as u64).unwrap_or(usize::MAX) {
         0 => Err(format!(
@@ -186,8 +223,21 @@ fn default_blocks(config: &EngineConfig, description: &Description, block_bytes:
     }
 }
 
-fn max_context(config: &EngineConfig, description: &Description, kv_tokens: usize, block_bytes: usize) -> Result<usize, String> {
-    let (asked, trained) = (config.max_context, description.trained_context);
+fn max_context(
+    config: &EngineConfig,
+    description: &Description,
+    footprint: &Footprint,
+    kv_blocks: usize,
+    block_bytes: usize,
+) -> Result<usize, String> {
+    let (asked, trained, kv_tokens) = (config.max_context, description.trained_context, footprint.longest(kv_blocks));
+    if kv_tokens == 0 {
+        let blocks = footprint.peak(1);
+        return Err(format!(
+            "{kv_blocks} KV blocks hold no sequence; set --kv-blocks to {blocks} ({}) or more",
+            Bytes(blocks.saturating_mul(block_bytes))
+        ));
+    }
     if asked == 0 {
         return Ok(trained.min(kv_tokens));
     }
@@ -195,9 +245,9 @@ fn max_context(config: &EngineConfig, description: &Description, kv_tokens: usiz
         return Err(format!("--max-model-len is {asked}, more than the {trained} tokens that the model was trained for"));
     }
     if asked > kv_tokens {
-        let blocks = asked.div_ceil(config.block_size);
+        let blocks = footprint.peak(asked);
         return Err(format!(
-            "--max-model-len is {asked}, but the KV memory holds {kv_tokens} tokens; set --kv-blocks to {blocks} ({}) or more",
+            "--max-model-len is {asked}, but the KV memory holds {kv_tokens} tokens of one sequence; set --kv-blocks to {blocks} ({}) or more",
             Bytes(blocks.saturating_mul(block_bytes))
         ));
     }
@@ -258,7 +308,7 @@ mod tests {
         let tight = plan(|_| (), Some(1 << 30)).unwrap();
         let left = (1u64 << 30) - (100 << 20) - tight.scratch_bytes as u64;
         assert_eq!(tight.kv.blocks as u64, left / 4 / block);
-        assert_eq!(tight.max_context, tight.kv_tokens().min(8192));
+        assert_eq!(tight.max_context, (16 * tight.kv.blocks).min(8192));
     }
 
     #[test]

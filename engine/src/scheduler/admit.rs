@@ -85,7 +85,7 @@ impl Scheduler {
         let spare = if alone { 0 } else { self.config.watermark_blocks + promised };
         let demand = self.demand(sequence, hit);
         let room = self.cache.total().saturating_sub(self.config.watermark_blocks);
-        let crowded = || self.config.policy.growth_reserve > 0.0 && self.forecast.peak_with(demand, self.config.block_size) > room;
+        let crowded = || self.config.policy.growth_reserve > 0.0 && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room;
         if !self.cache.fits(&sequence.hashes, hit, total, spare) || (!alone && crowded()) {
             return Answer::NoRoom;
         }
@@ -93,7 +93,7 @@ impl Scheduler {
         let Some((sequence, cache)) = self.parts(id) else { return Answer::NoRows };
         cache.admit(&mut sequence.kv, &sequence.hashes, hit);
         let revived = cache.used() - used;
-        if !cache.grow(&mut sequence.kv, start + len) {
+        if !cache.grow(&mut sequence.kv, start, start + len) {
             debug_assert!(false, "the gate let in what does not fit");
             cache.release(&mut sequence.kv);
             return Answer::NoRoom;
@@ -138,7 +138,7 @@ impl Scheduler {
         if self.config.policy.growth_reserve > 0.0 {
             let mut own = 0;
             for sequence in self.running_ids().filter_map(|id| self.sequence(id)) {
-                own += sequence.kv.blocks() - sequence.shared.min(sequence.kv.blocks());
+                own += sequence.kv.owned_beyond(sequence.shared);
                 forecast.push(self.demand(sequence, sequence.shared));
             }
             forecast.sort();
@@ -154,11 +154,12 @@ impl Scheduler {
         let len = sequence.tokens.len();
         let known = self.lengths.remaining(sequence.generated()).unwrap_or(policy.growth_cap);
         let remaining = known.min(policy.growth_cap).min(sequence.max_len.saturating_sub(len));
-        Demand { blocks: self.cache.blocks_for(len).saturating_sub(shared), remaining: (remaining as f64 * policy.growth_reserve) as usize }
+        let remaining = (remaining as f64 * policy.growth_reserve) as usize;
+        Demand { blocks: self.cache.demand(shared, len, len + remaining), remaining }
     }
 
     /// Blocks that a running sequence was let in for but has not taken yet. A count, not taken blocks.
     fn still_to_take(&self, sequence: &Sequence) -> usize {
-        self.cache.blocks_for(sequence.tokens.len()).saturating_sub(sequence.kv.blocks())
+        self.cache.still_to_take(&sequence.kv, sequence.shared, sequence.tokens.len())
     }
 }

@@ -53,7 +53,8 @@ impl OutputLengths {
     }
 }
 
-/// What one sequence is going to hold: blocks that nobody else holds now, and tokens to come.
+/// What one sequence is going to hold: blocks that nobody else holds now (and all that groups which don't grow for ever
+/// will hold), and tokens to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demand {
     pub blocks: usize,
@@ -90,14 +91,15 @@ impl Forecast {
         self.demands.insert(place, demand);
     }
 
-    /// The most blocks that will be in use at a time if `new` joins.
-    pub fn peak_with(&self, new: Demand, block_size: usize) -> usize {
+    /// The most blocks that will be in use at a time if `new` joins. A sequence that grows by a block takes one for each of
+    /// `growing` cache groups.
+    pub fn peak_with(&self, new: Demand, block_size: usize, growing: usize) -> usize {
         let place = self.demands.partition_point(|other| other.remaining >= new.remaining);
         let (longer, shorter) = self.demands.split_at(place);
         let (mut held, mut peak) = (0, 0);
         for (others, demand) in longer.iter().chain([&new]).chain(shorter).enumerate() {
             held += demand.blocks;
-            peak = peak.max(held + ((others + 1) * demand.remaining).div_ceil(block_size));
+            peak = peak.max(held + growing * ((others + 1) * demand.remaining).div_ceil(block_size));
         }
         self.fixed + peak
     }
@@ -129,13 +131,15 @@ mod tests {
         forecast.sort();
         demands[3..].iter().for_each(|demand| forecast.insert(*demand));
         forecast.fixed = 2;
-        let naive = (0..=200)
-            .map(|time| {
-                let alive = demands.iter().chain([&new]).filter(|demand| demand.remaining >= time);
-                let (count, held) = alive.fold((0, 0), |(count, held), demand| (count + 1, held + demand.blocks));
-                2 + held + (count * time).div_ceil(16)
-            })
-            .max();
-        assert_eq!(Some(forecast.peak_with(new, 16)), naive);
+        for growing in [0, 1, 3] {
+            let naive = (0..=200)
+                .map(|time| {
+                    let alive = demands.iter().chain([&new]).filter(|demand| demand.remaining >= time);
+                    let (count, held) = alive.fold((0, 0), |(count, held), demand| (count + 1, held + demand.blocks));
+                    2 + held + growing * (count * time).div_ceil(16)
+                })
+                .max();
+            assert_eq!(Some(forecast.peak_with(new, 16, growing)), naive);
+        }
     }
 }

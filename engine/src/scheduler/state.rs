@@ -8,7 +8,7 @@ use super::{
     pace::Pace,
     sequence::Rank,
 };
-use crate::cache::{GroupSpec, KvCache};
+use crate::cache::{Footprint, GroupKind, KvCache, KvConfig};
 
 /// Sizes and policy.
 #[derive(Clone, Debug)]
@@ -23,7 +23,10 @@ pub struct SchedulerConfig {
     pub max_prefill_chunk: usize,
     /// Tokens per KV block.
     pub block_size: usize,
-    pub groups: Vec<GroupSpec>,
+    /// What each cache group keeps.
+    pub groups: Vec<GroupKind>,
+    /// KV blocks of the pool that all groups share.
+    pub blocks: usize,
     /// Blocks that admission keeps free while others run.
     pub watermark_blocks: usize,
     pub prefix_cache: bool,
@@ -32,6 +35,21 @@ pub struct SchedulerConfig {
     pub itl_target: Option<Duration>,
     /// Numbers the cache events.
     pub epoch: u64,
+}
+
+impl SchedulerConfig {
+    fn kv(&self) -> KvConfig {
+        KvConfig {
+            footprint: Footprint {
+                groups: self.groups.clone(),
+                block_size: self.block_size,
+                step_rows: self.max_prefill_chunk.clamp(1, self.max_rows.max(1)),
+            },
+            blocks: self.blocks,
+            caching: self.prefix_cache,
+            epoch: self.epoch,
+        }
+    }
 }
 
 /// The sequence would not fit into the KV memory even alone.
@@ -85,7 +103,7 @@ impl Scheduler {
     #[must_use]
     pub fn new(mut config: SchedulerConfig) -> Self {
         config.max_sequences = config.max_sequences.min(config.max_rows).min(config.max_logit_rows);
-        let cache = KvCache::new(&config.groups, config.block_size, config.prefix_cache, config.epoch);
+        let cache = KvCache::new(config.kv());
         Self {
             cache,
             slots: Vec::new(),
@@ -109,7 +127,7 @@ impl Scheduler {
     pub fn add(&mut self, new: NewSequence) -> Result<SequenceId, NeverFits> {
         // The last token is drawn but not fed back.
         let longest = new.max_len.max(new.tokens.len() + 1) - 1;
-        let (needed, total) = (self.cache.blocks_for(longest), self.cache.total());
+        let (needed, total) = (self.cache.footprint().peak(longest), self.cache.total());
         if needed > total {
             return Err(NeverFits { needed, total });
         }

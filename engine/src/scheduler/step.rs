@@ -64,7 +64,7 @@ impl Scheduler {
                     self.cancel(id);
                 }
                 Outcome::Failed => {
-                    cache.withdraw_all(&sequence.kv);
+                    cache.withdraw_all(&sequence.kv, &sequence.hashes);
                     self.cancel(id);
                 }
             }
@@ -104,7 +104,7 @@ impl Scheduler {
             };
             let len = if mine { self.allowance(id, start, wanted, plan) } else { 0 };
             if len > 0 {
-                if !self.make_room(id, start + len, plan) {
+                if !self.make_room(id, start, start + len, plan) {
                     // It was the last one itself, and it is waiting now.
                     break;
                 }
@@ -124,11 +124,12 @@ impl Scheduler {
         sequence.fit(start, rows, self.config.max_logit_rows - plan.logit_rows)
     }
 
-    /// Makes a running sequence hold `tokens` tokens, preempting from the end of the order. False: it was preempted itself.
-    fn make_room(&mut self, id: SequenceId, tokens: usize, plan: &mut Plan) -> bool {
+    /// Makes a running sequence hold `tokens` tokens, those from `start` on to be computed now, preempting from the end of
+    /// the order. False: it was preempted itself.
+    fn make_room(&mut self, id: SequenceId, start: usize, tokens: usize, plan: &mut Plan) -> bool {
         loop {
             let Some((sequence, cache)) = self.parts(id) else { return false };
-            if cache.grow(&mut sequence.kv, tokens) {
+            if cache.grow(&mut sequence.kv, start, tokens) {
                 return true;
             }
             let Some(&(_, _, victim)) = self.running.last() else { return false };

@@ -152,7 +152,8 @@ impl Run<'_> {
     /// Slots of taken blocks that hold nothing: only the ends of tables have any.
     fn note_memory(&mut self) {
         let scheduler = &self.scheduler;
-        let empty = |id| scheduler.sequence(id).map_or(0, |s| s.table(0).len() * self.block_size - s.computed());
+        let groups = scheduler.cache().groups().len();
+        let empty = |id| scheduler.sequence(id).map_or(0, |s| groups * (s.table(0).len() * self.block_size - s.computed()));
         self.samples.empty_slots += scheduler.running_ids().map(empty).sum::<usize>() as u64;
         self.samples.taken_slots += (scheduler.cache().used() * self.block_size) as u64;
         self.samples.widest = self.samples.widest.max(scheduler.running());

@@ -2,7 +2,7 @@ use std::{fmt::Write, time::Duration};
 
 use super::{Cost, Lengths, Prefixes, Report, TraceSpec, simulate};
 use crate::{
-    cache::{GroupKind, GroupSpec},
+    cache::GroupKind,
     scheduler::{Policy, SchedulerConfig},
 };
 
@@ -46,7 +46,8 @@ fn machine(blocks: usize, max_sequences: usize, max_rows: usize) -> SchedulerCon
         max_logit_rows: max_sequences,
         max_prefill_chunk: max_rows,
         block_size: 16,
-        groups: vec![GroupSpec { kind: GroupKind::Paged, blocks }],
+        groups: vec![GroupKind::Full],
+        blocks,
         watermark_blocks: blocks.div_ceil(100),
         prefix_cache: true,
         policy: Policy::default(),

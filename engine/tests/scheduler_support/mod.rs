@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use quire_engine::{
-    cache::{GroupKind, GroupSpec},
+    cache::GroupKind,
     scheduler::{NewSequence, Policy, SchedulerConfig},
 };
 use quire_proto::block_hash::{BlockHash, chain};
@@ -19,7 +19,8 @@ pub fn config(blocks: usize) -> SchedulerConfig {
         max_logit_rows: 8,
         max_prefill_chunk: 32,
         block_size: B,
-        groups: vec![GroupSpec { kind: GroupKind::Paged, blocks }],
+        groups: vec![GroupKind::Full],
+        blocks,
         watermark_blocks: 1,
         prefix_cache: true,
         policy: Policy::plain(),

@@ -13,6 +13,7 @@ use std::{
 };
 
 use quire_engine::{
+    cache::GroupKind,
     config::EngineConfig,
     core::{EngineHandle, EventReceiver, KvFigures},
     model::{ModelCard, SamplingDefaults},
@@ -196,7 +197,7 @@ pub fn engine(blocks: usize, change: impl FnOnce(&mut EngineConfig)) -> (EngineH
     let switches = Switches::default();
     let mut config = EngineConfig { max_batched_tokens: 64, ..EngineConfig::default() };
     change(&mut config);
-    let kv = KvFigures { blocks, block_size: config.block_size };
+    let kv = KvFigures { blocks, block_size: config.block_size, groups: vec![GroupKind::Full] };
     let limits = StepLimits { rows: 64, sequences: 64, logit_rows: 64, blocks_per_sequence: 512 / config.block_size, top_logprobs: 20 };
     let fake = Fake {
         memory: vec![EMPTY; blocks * config.block_size],

@@ -1,0 +1,47 @@
+use super::BlockId;
+
+/// What one sequence owns of the KV memory: a block table per cache group. All tables have the same length; the entries
+/// of blocks that left a window are [`BlockId::DEAD`] and are never read.
+#[derive(Clone, Debug, Default)]
+pub struct SequenceKv {
+    pub(super) tables: Vec<Vec<BlockId>>,
+    /// Per group: leading entries that are dead.
+    pub(super) dead: Vec<usize>,
+    /// Leading blocks that have been offered to the index.
+    pub(super) registered: usize,
+}
+
+impl SequenceKv {
+    pub(super) fn prepare(&mut self, groups: usize) {
+        self.tables.resize_with(groups, Vec::new);
+        self.dead.resize(groups, 0);
+    }
+
+    /// Block table of a group, in order of position.
+    #[must_use]
+    pub fn table(&self, group: usize) -> &[BlockId] {
+        self.tables.get(group).map_or(&[], Vec::as_slice)
+    }
+
+    /// Leading entries of a group's table that are dead.
+    #[must_use]
+    pub fn dead(&self, group: usize) -> usize {
+        self.dead.get(group).copied().unwrap_or(0)
+    }
+
+    /// Length of every table: blocks between the first token and the last that there is room for.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.table(0).len()
+    }
+
+    /// Blocks owned, all groups together, beyond the first `shared` of each table.
+    #[must_use]
+    pub fn owned_beyond(&self, shared: usize) -> usize {
+        (0..self.tables.len()).map(|group| self.group_beyond(group, shared)).sum()
+    }
+
+    pub(super) fn group_beyond(&self, group: usize, shared: usize) -> usize {
+        self.table(group).len().saturating_sub(self.dead(group).max(shared))
+    }
+}
