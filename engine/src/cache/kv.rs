@@ -122,6 +122,38 @@ impl KvCache {
         }
     }
 
+    /// Whether a sequence can begin as the first `tokens` tokens of another and compute the last of them again: the other one
+    /// has them, and no window of it has moved past what that row sees.
+    #[must_use]
+    pub fn can_fork(&self, parent: &SequenceKv, tokens: usize) -> bool {
+        let reaches = |group: usize| parent.dead(group) <= self.footprint.dead(group, tokens.saturating_sub(1));
+        parent.blocks() * self.block_size() >= tokens && (0..self.groups().len()).all(reaches)
+    }
+
+    /// Starts a sequence on the beginning of another, see [`can_fork`](Self::can_fork): shares all blocks before the one that
+    /// holds token `tokens` - 1, and takes a fresh one for that in each group. All or nothing: false leaves everything as it
+    /// was.
+    #[must_use]
+    pub fn fork(&mut self, parent: &SequenceKv, kv: &mut SequenceKv, tokens: usize) -> bool {
+        debug_assert!(kv.blocks() == 0, "forked twice");
+        if self.free() < self.groups().len() || !self.can_fork(parent, tokens) {
+            return false;
+        }
+        let start = tokens.saturating_sub(1);
+        let shared = start / self.block_size();
+        kv.prepare(self.groups().len());
+        kv.registered = shared;
+        for (group, table) in kv.tables.iter_mut().enumerate() {
+            let dead = self.footprint.dead(group, start);
+            kv.dead[group] = dead;
+            table.resize(dead, BlockId::DEAD);
+            let theirs = &parent.table(group)[dead..shared];
+            theirs.iter().for_each(|block| self.pool.touch(*block));
+            table.extend_from_slice(theirs);
+        }
+        self.grow(kv, start, tokens)
+    }
+
     /// Makes the sequence hold `tokens` tokens, of which those from `start` on are computed next: blocks that no row from
     /// there on sees go back to the pool, with their names; what is missing is taken, evicting what is free. False: there
     /// is no room, and nothing was taken.

@@ -229,3 +229,22 @@ fn a_failed_sequence_takes_the_names_of_what_it_gave_back_with_it() {
     assert!(cache.index().is_empty());
     assert_eq!(cache.pool().eviction_order().filter(|block| cache.pool().state(*block) == super::super::BlockState::Cached).count(), 0);
 }
+
+#[test]
+fn a_fork_shares_all_but_the_last_block_while_the_window_is_there() {
+    let mut cache = cache_of(&[GroupKind::Full, LOCAL], 40);
+    let ids: Vec<u32> = (0..30).collect();
+    let (mut kv, _) = compute(&mut cache, &ids, 30);
+    let mut fork = SequenceKv::default();
+    assert!(cache.can_fork(&kv, 22) && cache.fork(&kv, &mut fork, 22));
+    // Row 21 sees 16 to 21: block 4 is shared, 5 is its own.
+    assert_eq!((fork.dead(1), fork.blocks(), cache.used()), (4, 6, 16 + 2));
+    assert_eq!((&fork.table(0)[..5], fork.table(1)[4]), (&kv.table(0)[..5], kv.table(1)[4]));
+    assert!(fork.table(0)[5] != kv.table(0)[5] && fork.table(1)[5] != kv.table(1)[5]);
+    assert!(cache.grow(&mut kv, 30, 31));
+    assert!(!cache.can_fork(&kv, 22) && !cache.fork(&kv, &mut SequenceKv::default(), 22), "its window has moved on");
+    assert!(cache.can_fork(&kv, 30));
+    cache.release(&mut fork);
+    cache.release(&mut kv);
+    assert_eq!(cache.used(), 0);
+}

@@ -110,8 +110,7 @@ mod tests {
     const LOCAL: GroupKind = GroupKind::Window { tokens: 512 };
 
     fn layout(layers: usize, full_every: usize) -> CacheLayout {
-        let kinds: Vec<_> =
-            (0..layers).map(|layer| Some(if (layer + 1) % full_every == 0 { GroupKind::Full } else { LOCAL })).collect();
+        let kinds: Vec<_> = (0..layers).map(|layer| Some(if (layer + 1) % full_every == 0 { GroupKind::Full } else { LOCAL })).collect();
         CacheLayout::new(&kinds)
     }
 

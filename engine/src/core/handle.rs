@@ -111,7 +111,13 @@ impl EngineHandle {
     /// Starts the step thread. Install the metrics recorder before: metric handles are fetched here, once.
     pub fn spawn(executor: Box<dyn Executor>, kv: KvFigures, card: ModelCard, config: &EngineConfig) -> Result<Self, EngineError> {
         let limits = executor.limits();
-        if kv.blocks == 0 || kv.block_size == 0 || kv.groups.is_empty() || limits.rows == 0 || limits.sequences == 0 || limits.logit_rows == 0 {
+        if kv.blocks == 0
+            || kv.block_size == 0
+            || kv.groups.is_empty()
+            || limits.rows == 0
+            || limits.sequences == 0
+            || limits.logit_rows == 0
+        {
             return Err(EngineError::Start(format!("nothing can run with {kv:?} and {limits:?}")));
         }
         let max_rows = at_most(config.max_batched_tokens, limits.rows);
@@ -144,7 +150,8 @@ impl EngineHandle {
             epoch,
         });
         let metrics = EngineMetrics::new(card.names.first().map_or("", String::as_str), &kv, config);
-        let waiting_tokens = if config.max_waiting_tokens == 0 { 16 * longest.min(kv.blocks * kv.block_size) } else { config.max_waiting_tokens };
+        let waiting_tokens =
+            if config.max_waiting_tokens == 0 { 16 * longest.min(kv.blocks * kv.block_size) } else { config.max_waiting_tokens };
         let queue = QueueLimits { sequences: max_sequences + config.max_waiting.max(1), waiting_tokens };
         let inbox = Arc::new(Inbox::new(queue, kv.blocks, metrics));
         let started = Instant::now();

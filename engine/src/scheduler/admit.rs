@@ -85,7 +85,10 @@ impl Scheduler {
         let spare = if alone { 0 } else { self.config.watermark_blocks + promised };
         let demand = self.demand(sequence, hit);
         let room = self.cache.total().saturating_sub(self.config.watermark_blocks);
-        let crowded = || self.config.policy.growth_reserve > 0.0 && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room;
+        let crowded = || {
+            self.config.policy.growth_reserve > 0.0
+                && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room
+        };
         if !self.cache.fits(&sequence.hashes, hit, total, spare) || (!alone && crowded()) {
             return Answer::NoRoom;
         }
