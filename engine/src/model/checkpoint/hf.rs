@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::Tensors;
+use super::{QuantConfig, Tensors};
 use crate::model::{ContentError, ModelError, safetensors::SafetensorsFiles};
 
 /// Real ones have a few kilobytes; those with thousands of labels have hundreds.
@@ -39,7 +39,25 @@ impl HfFolder {
     /// # Errors
     /// [`ContentError`] names the file, the tensor or the field.
     pub fn tensors(&self) -> Result<Tensors<'_>, ContentError> {
-        Ok(Tensors::from_safetensors(self.weights.parse()?))
+        Tensors::from_safetensors(self.weights.parse()?, self.quantization()?.as_ref())
+    }
+
+    /// How the weights are quantised, from `config.json` or, as older tools did, a file of its own.
+    ///
+    /// # Errors
+    /// [`ContentError`] names the field and what is possible there.
+    pub fn quantization(&self) -> Result<Option<QuantConfig>, ContentError> {
+        if let Some(found) = QuantConfig::from_config(&self.config)? {
+            return Ok(Some(found));
+        }
+        for name in ["quantize_config.json", "quant_config.json"] {
+            let path = self.folder.join(name);
+            if path.is_file() {
+                let object = read_json(&path).map_err(|error| ContentError::Model(error.to_string()))?;
+                return QuantConfig::from_quantization(&object).map(Some);
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`Tensors`]: their tensors by name, ready for the kernels
 
 mod hf;
+mod quantised;
 mod tensors;
 
 use std::{
@@ -15,6 +16,7 @@ use std::{
 };
 
 pub use hf::HfFolder;
+pub use quantised::QuantConfig;
 pub use tensors::{Tensor, TensorFacts, Tensors};
 
 use super::{ContentError, ModelError, gguf::GgufFile};

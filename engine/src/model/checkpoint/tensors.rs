@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use quire_kernels::quant::{TensorType, TensorView, dequantize};
 
+use super::quantised::{self, Parts, QuantConfig, Recipe, Weight};
 use crate::model::{
     ContentError,
     gguf::{GgmlType, Gguf, clip},
@@ -67,6 +68,8 @@ impl Tensor<'_> {
 pub struct Tensors<'a> {
     /// By name.
     entries: Vec<(TensorFacts, Stored<'a>)>,
+    /// What the files hold, by name: the same, but for weights that several stored tensors make.
+    pieces: Vec<(TensorFacts, &'a [u8])>,
 }
 
 /// Where a tensor's values come from.
@@ -74,12 +77,14 @@ pub struct Tensors<'a> {
 enum Stored<'a> {
     Gguf { tensor_type: GgmlType, data: &'a [u8] },
     Plain { dtype: Dtype, data: &'a [u8] },
+    Quantised(Recipe<'a>),
 }
 
 impl<'a> Tensors<'a> {
     /// Tensors of a GGUF file, under its names.
     #[must_use]
     pub fn from_gguf(gguf: &Gguf<'a>) -> Self {
+        let mut pieces = Vec::with_capacity(gguf.tensors().len());
         let entries = gguf.tensors().iter().map(|tensor| {
             let facts = TensorFacts {
                 name: tensor.name.to_owned(),
@@ -87,30 +92,34 @@ impl<'a> Tensors<'a> {
                 type_name: tensor.tensor_type.name.to_owned(),
                 bytes: tensor.data.len() as u64,
             };
+            pieces.push((facts.clone(), tensor.data));
             (facts, Stored::Gguf { tensor_type: tensor.tensor_type, data: tensor.data })
         });
-        Self::sorted(entries.collect())
+        let entries = entries.collect();
+        Self::sorted(entries, pieces)
     }
 
-    /// Tensors of safetensors files, under their names.
-    #[must_use]
-    pub fn from_safetensors(tensors: Vec<StoredTensor<'a>>) -> Self {
-        let entries = tensors.into_iter().map(|tensor| {
-            let stored = Stored::Plain { dtype: tensor.dtype, data: tensor.data };
-            let facts = TensorFacts {
-                name: tensor.name.into_owned(),
-                shape: tensor.shape,
-                type_name: tensor.dtype.name().to_owned(),
-                bytes: tensor.data.len() as u64,
-            };
-            (facts, stored)
+    /// Tensors of safetensors files, under their names; quantised weights under the name that a plain one would have.
+    ///
+    /// # Errors
+    /// [`ContentError`]: the parts of a quantised weight do not fit together.
+    pub fn from_safetensors(tensors: Vec<StoredTensor<'a>>, quantization: Option<&QuantConfig>) -> Result<Self, ContentError> {
+        let pieces = tensors.iter().map(|tensor| (facts_of(tensor), tensor.data)).collect();
+        let parts = match quantization {
+            Some(config) => quantised::gather(tensors, config)?,
+            None => Parts { plain: tensors, weights: Vec::new() },
+        };
+        let plain = parts.plain.into_iter().map(|tensor| (facts_of(&tensor), Stored::Plain { dtype: tensor.dtype, data: tensor.data }));
+        let weights = parts.weights.into_iter().map(|Weight { name, shape, bytes, recipe }| {
+            (TensorFacts { name, shape, type_name: recipe.type_name(), bytes }, Stored::Quantised(recipe))
         });
-        Self::sorted(entries.collect())
+        Ok(Self::sorted(plain.chain(weights).collect(), pieces))
     }
 
-    fn sorted(mut entries: Vec<(TensorFacts, Stored<'a>)>) -> Self {
+    fn sorted(mut entries: Vec<(TensorFacts, Stored<'a>)>, mut pieces: Vec<(TensorFacts, &'a [u8])>) -> Self {
         entries.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name));
-        Self { entries }
+        pieces.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name));
+        Self { entries, pieces }
     }
 
     /// By name.
@@ -136,17 +145,13 @@ impl<'a> Tensors<'a> {
     /// A tensor as it is stored, for those that are no weights.
     #[must_use]
     pub fn raw(&self, name: &str) -> Option<(&TensorFacts, &'a [u8])> {
-        let (facts, stored) = self.find(name)?;
-        match stored {
-            Stored::Gguf { data, .. } | Stored::Plain { data, .. } => Some((facts, data)),
-        }
+        let index = self.pieces.binary_search_by(|(facts, _)| facts.name.as_str().cmp(name)).ok()?;
+        self.stored().nth(index)
     }
 
-    /// Everything that is stored, in the order of names: name, type, shape, bytes. For hashes.
+    /// Everything that is stored, in the order of names. For hashes.
     pub fn stored(&self) -> impl Iterator<Item = (&TensorFacts, &'a [u8])> {
-        self.entries.iter().map(|(facts, stored)| match stored {
-            Stored::Gguf { data, .. } | Stored::Plain { data, .. } => (facts, *data),
-        })
+        self.pieces.iter().map(|(facts, data)| (facts, *data))
     }
 
     /// The tensor of that name, if there is one.
@@ -163,6 +168,10 @@ impl<'a> Tensors<'a> {
                 (kernel, Cow::Borrowed(*data))
             }
             Stored::Plain { dtype, data } => plain(name, *dtype, data)?,
+            Stored::Quantised(recipe) => {
+                let (tensor_type, data) = recipe.decode()?;
+                (tensor_type, Cow::Owned(data))
+            }
         };
         Ok(Some(Tensor { name: facts.name.clone(), shape: facts.shape.clone(), tensor_type, data }))
     }
@@ -173,6 +182,15 @@ impl<'a> Tensors<'a> {
     /// As [`Tensors::get`]; and where there is none.
     pub fn needed(&self, name: &str) -> Result<Tensor<'a>, ContentError> {
         self.get(name)?.ok_or_else(|| fail(name, "is missing"))
+    }
+}
+
+fn facts_of(tensor: &StoredTensor<'_>) -> TensorFacts {
+    TensorFacts {
+        name: tensor.name.to_string(),
+        shape: tensor.shape.clone(),
+        type_name: tensor.dtype.name().to_owned(),
+        bytes: tensor.data.len() as u64,
     }
 }
 
