@@ -91,15 +91,33 @@ pub struct EngineOptions {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum KvTypeName {
+pub enum KvTypeName {
     F16,
     F32,
 }
 
+impl From<KvTypeName> for KvType {
+    fn from(name: KvTypeName) -> Self {
+        match name {
+            KvTypeName::F16 => Self::F16,
+            KvTypeName::F32 => Self::F32,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum BackendName {
+pub enum BackendName {
     Cpu,
     Reference,
+}
+
+impl From<BackendName> for BackendChoice {
+    fn from(name: BackendName) -> Self {
+        match name {
+            BackendName::Cpu => Self::Cpu,
+            BackendName::Reference => Self::Reference,
+        }
+    }
 }
 
 impl EngineOptions {
@@ -126,15 +144,9 @@ impl EngineOptions {
             ensure!((0.1..=60_000.0).contains(&ms), "--itl-target-ms must be between 0.1 and 60000, not {ms}");
         }
         Ok(EngineConfig {
-            backend: match self.backend {
-                BackendName::Cpu => BackendChoice::Cpu,
-                BackendName::Reference => BackendChoice::Reference,
-            },
+            backend: self.backend.into(),
             threads: self.threads.unwrap_or(0),
-            kv_type: match self.kv_type {
-                KvTypeName::F16 => KvType::F16,
-                KvTypeName::F32 => KvType::F32,
-            },
+            kv_type: self.kv_type.into(),
             block_size: self.block_size,
             kv_bytes: self.kv_bytes.unwrap_or(0),
             kv_blocks: self.kv_blocks.unwrap_or(0),

@@ -8,6 +8,7 @@
 //! - [`simulate`]: the scheduler over a cost model and synthetic traces. Pure
 //! - [`sampling`]: parameters → flat arrays
 //! - [`core`]: the step loop on its own thread, and the handle to it
+//! - [`perplexity`]: how well a model foretells a text, through the same engine
 //! - [`service`]: the gRPC face: model → handle → event stream
 //!
 //! `service → core → {scheduler, runner, sampling}`, `scheduler → cache`, `runner → model → kernels`.
@@ -16,6 +17,7 @@ pub mod cache;
 pub mod config;
 pub mod core;
 pub mod model;
+pub mod perplexity;
 pub mod runner;
 pub mod sampling;
 pub mod scheduler;
