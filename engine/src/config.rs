@@ -48,6 +48,8 @@ pub struct EngineConfig {
     pub policy: Policy,
     /// Time between tokens that running streams keep while prompts are computed. `None`: prompts take what a step has left.
     pub itl_target: Option<Duration>,
+    /// Steps that are planned and submitted while one is under way: 0 or 1. Pays where the device computes by itself.
+    pub step_ahead: usize,
     /// Work is waiting but no step has finished for this long: not ready.
     pub stall_after: Duration,
 }
@@ -71,6 +73,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             policy: Policy::default(),
             itl_target: None,
+            step_ahead: 0,
             stall_after: Duration::from_secs(60),
         }
     }

@@ -68,9 +68,12 @@ pub const KV_BLOCKS: &str = "quire_kv_blocks";
 pub const KV_BLOCKS_USED: &str = "quire_kv_blocks_used";
 pub const PREEMPTED_TOKENS: &str = "quire_preempted_tokens_total";
 pub const RECOVERED_TOKENS: &str = "quire_recovered_tokens_total";
+pub const FORKED_TOKENS: &str = "quire_forked_tokens_total";
+pub const BYPASSES: &str = "quire_admission_bypasses_total";
 pub const STEPS: &str = "quire_steps_total";
 pub const STEP_SECONDS: &str = "quire_step_seconds";
 pub const STEP_FAILURES: &str = "quire_step_failures_total";
+pub const RERUNS: &str = "quire_sequence_reruns_total";
 pub const ROW_FAILURES: &str = "quire_row_failures_total";
 pub const REJECTED: &str = "quire_requests_rejected_total";
 pub const WAITING_BY_REASON: &str = "vllm:num_requests_waiting_by_reason";
@@ -117,9 +120,12 @@ pub fn describe_metrics() {
     describe_gauge!(KV_BLOCKS_USED, "KV blocks in use");
     describe_counter!(PREEMPTED_TOKENS, "Computed tokens that were given up by preemption");
     describe_counter!(RECOVERED_TOKENS, "Tokens that preempted sequences found in the prefix index when they came back");
+    describe_counter!(FORKED_TOKENS, "Prompt tokens that choices took over from the first of their request");
+    describe_counter!(BYPASSES, "Admissions past a sequence that waits for room");
     describe_counter!(STEPS, "Steps run");
     describe_histogram!(STEP_SECONDS, "Duration of a step");
     describe_counter!(STEP_FAILURES, "Steps that failed as a whole");
+    describe_counter!(RERUNS, "Sequences that ran again because a step failed");
     describe_counter!(ROW_FAILURES, "Sequences that failed alone");
     describe_counter!(REJECTED, "Requests that were not accepted, by reason");
     describe_gauge!(WAITING_BY_REASON, "Sequences that wait, by reason");
@@ -237,6 +243,8 @@ pub(crate) struct EngineMetrics {
     preemptions: Pair<Counter>,
     preempted_tokens: Counter,
     recovered_tokens: Counter,
+    forked_tokens: Counter,
+    bypasses: Counter,
     prompt_tokens: Pair<Counter>,
     cached_tokens: Pair<Counter>,
     generation_tokens: Pair<Counter>,
@@ -256,6 +264,7 @@ pub(crate) struct EngineMetrics {
     steps: Counter,
     step_seconds: Histogram,
     step_failures: Counter,
+    reruns: Counter,
     row_failures: Counter,
 }
 
@@ -283,6 +292,8 @@ impl EngineMetrics {
             preemptions: labels.counter(PREEMPTIONS),
             preempted_tokens: counter!(PREEMPTED_TOKENS, labels.own.iter()),
             recovered_tokens: counter!(RECOVERED_TOKENS, labels.own.iter()),
+            forked_tokens: counter!(FORKED_TOKENS, labels.own.iter()),
+            bypasses: counter!(BYPASSES, labels.own.iter()),
             prompt_tokens: labels.counter(PROMPT_TOKENS),
             cached_tokens: labels.counter(CACHED_TOKENS),
             generation_tokens: labels.counter(GENERATION_TOKENS),
@@ -302,6 +313,7 @@ impl EngineMetrics {
             steps: counter!(STEPS, labels.own.iter()),
             step_seconds: histogram!(STEP_SECONDS, labels.own.iter()),
             step_failures: counter!(STEP_FAILURES, labels.own.iter()),
+            reruns: counter!(RERUNS, labels.own.iter()),
             row_failures: counter!(ROW_FAILURES, labels.own.iter()),
             own_labels: labels.own,
         };
@@ -372,6 +384,8 @@ impl EngineMetrics {
         self.preemptions.add(now.preemptions - before.preemptions);
         self.preempted_tokens.increment(now.preempted_tokens - before.preempted_tokens);
         self.recovered_tokens.increment(now.recovered_tokens - before.recovered_tokens);
+        self.forked_tokens.increment(now.forked_tokens - before.forked_tokens);
+        self.bypasses.increment(now.bypasses - before.bypasses);
     }
 
     pub fn step(&self, rows: usize, took: Duration) {
@@ -380,8 +394,10 @@ impl EngineMetrics {
         self.step_tokens.record(rows as f64);
     }
 
-    pub fn step_failed(&self) {
+    /// A step failed; `reruns` of its sequences run again.
+    pub fn step_failed(&self, reruns: u64) {
         self.step_failures.increment(1);
+        self.reruns.increment(reruns);
     }
 
     pub fn row_failed(&self) {

@@ -117,12 +117,103 @@ fn equal_prompts_share_blocks_within_a_step() {
 fn a_failed_step_leaves_no_name_behind() {
     let mut s = Scheduler::new(config(32));
     let mut plan = Plan::default();
-    s.add(sequence(distinct(0, 14), 5, 0)).unwrap();
+    let a = s.add(sequence(distinct(0, 14), 5, 0)).unwrap();
+    let b = s.add(sequence(distinct(1, 6), 5, 1)).unwrap();
     s.plan(Duration::ZERO, &mut plan);
-    s.fail(&plan);
+    assert_eq!(s.fail(&[&plan]), None);
     assert_eq!((s.cache().used(), s.cache().index().len(), s.running()), (0, 0, 0));
-    let again = s.add(sequence(distinct(0, 14), 5, 1)).unwrap();
-    assert_eq!(step(&mut s, &mut plan), [(again, 14)]);
+    // Each runs alone once, before anyone else; the second one fails again.
+    let c = s.add(sequence(distinct(2, 3), 5, 2)).unwrap();
+    assert_eq!(step(&mut s, &mut plan), [(a, 14)]);
+    s.plan(Duration::ZERO, &mut plan);
+    assert_eq!(plan.entries.iter().map(|entry| (entry.sequence, entry.len)).collect::<Vec<_>>(), [(b, 6)]);
+    assert_eq!(s.fail(&[&plan]), Some(b));
+    assert!(s.sequence(b).is_none());
+    assert_eq!(step(&mut s, &mut plan), [(a, 1), (c, 3)]);
+    assert_eq!(s.counters().reruns, 2);
+}
+
+#[test]
+fn a_step_ahead_names_rows_and_fences_blocks() {
+    let mut s = Scheduler::new(config(6));
+    let (mut first, mut second, mut third) = (Plan::default(), Plan::default(), Plan::default());
+    let a = s.add(sequence(distinct(0, 7), 8, 0)).unwrap();
+    let b = s.add(NewSequence { step_ahead: false, ..sequence(distinct(1, 7), 8, 1) }).unwrap();
+    s.plan(Duration::ZERO, &mut first);
+    assert!(first.entries.iter().all(|entry| entry.samples && entry.placeholder.is_none()));
+    // The token of `b` is waited for; that of `a` is named by its row.
+    s.plan(Duration::ZERO, &mut second);
+    assert_eq!(second.entries.len(), 1);
+    assert_eq!((second.entries[0].sequence, second.entries[0].placeholder), (a, Some(0)));
+    s.commit(&first, &[Outcome::Token(5), Outcome::Token(6)]);
+    assert_eq!(s.sequence(a).unwrap().tokens().last(), Some(&5));
+    // Cancelled while a step writes to its blocks: they come back when that is committed.
+    let used = s.cache().used();
+    assert!(s.cancel(a));
+    assert_eq!(s.cache().used(), used);
+    s.plan(Duration::ZERO, &mut third);
+    assert_eq!(third.entries.iter().map(|entry| (entry.sequence, entry.placeholder)).collect::<Vec<_>>(), [(b, None)]);
+    s.commit(&second, &[Outcome::Token(7)]);
+    assert_eq!(s.cache().used(), s.sequence(b).unwrap().table(0).len());
+    s.commit(&third, &[Outcome::Token(8)]);
+    assert_eq!(s.sequence(b).unwrap().tokens()[7..], [6, 8]);
+}
+
+#[test]
+fn the_last_token_is_not_fed_back_by_a_step_ahead() {
+    let mut s = Scheduler::new(config(16));
+    let (mut first, mut second) = (Plan::default(), Plan::default());
+    s.add(sequence(distinct(0, 7), 1, 0)).unwrap();
+    s.plan(Duration::ZERO, &mut first);
+    s.plan(Duration::ZERO, &mut second);
+    assert!(second.is_empty());
+    s.commit(&first, &[Outcome::Finished]);
+    assert_eq!(s.cache().used(), 0);
+}
+
+#[test]
+fn a_failed_step_takes_the_one_planned_on_it_along() {
+    let mut s = Scheduler::new(config(32));
+    let (mut first, mut second) = (Plan::default(), Plan::default());
+    let a = s.add(sequence(distinct(0, 7), 8, 0)).unwrap();
+    s.plan(Duration::ZERO, &mut first);
+    // Finds in the index what the step under way is to write.
+    let b = s.add(sequence(distinct(0, 7), 8, 1)).unwrap();
+    s.plan(Duration::ZERO, &mut second);
+    assert_eq!(second.admitted, [(b, 4)]);
+    assert_eq!(s.fail(&[&first, &second]), None);
+    assert_eq!((s.cache().used(), s.cache().index().len(), s.waiting()), (0, 0, 2));
+    assert_eq!(step(&mut s, &mut first), [(a, 7)]);
+    // Only those of the first step are suspects.
+    assert_eq!(step(&mut s, &mut first), [(a, 1), (b, 3)]);
+}
+
+#[test]
+fn a_fork_shares_whole_blocks_and_copies_the_last() {
+    for (len, shared, copies) in [(14, 3, 1), (12, 2, 1), (13, 3, 0), (1, 0, 0)] {
+        let mut s = Scheduler::new(SchedulerConfig { prefix_cache: false, max_prefill_chunk: 8, ..config(32) });
+        let mut plan = Plan::default();
+        let a = s.add(sequence(distinct(0, len), 9, 0)).unwrap();
+        let b = s.add(NewSequence { fork_of: Some(a), ..sequence(distinct(0, len), 9, 1) }).unwrap();
+        while s.sequence(a).unwrap().computed() < len {
+            let entries = step(&mut s, &mut plan);
+            assert!(entries.iter().all(|(id, _)| *id == a), "it waits for the whole prompt");
+        }
+        assert_eq!(step(&mut s, &mut plan), [(a, 1), (b, 1)]);
+        let (theirs, own) = (s.sequence(a).unwrap().table(0).to_vec(), s.sequence(b).unwrap().table(0).to_vec());
+        assert_eq!(theirs[..shared], own[..shared]);
+        assert_ne!(theirs.get(shared), own.get(shared), "{len}");
+        let want: Vec<_> = plan.copies.clone();
+        assert_eq!(want, vec![(theirs[shared], own[shared]); copies][..], "{len}");
+        // Without its parent a fork goes on, and one that was not in time computes for itself.
+        let late = s.add(NewSequence { fork_of: Some(a), ..sequence(distinct(0, len), 9, 2) }).unwrap();
+        s.cancel(a);
+        assert!(step(&mut s, &mut plan).contains(&(late, len.min(8))));
+        assert_eq!(s.counters().forked_tokens as usize, shared * 4);
+        s.cancel(b);
+        s.cancel(late);
+        assert_eq!(s.cache().used(), 0);
+    }
 }
 
 #[test]

@@ -160,6 +160,9 @@ impl Admission {
                     deadline,
                     // The others share the prompt of the first.
                     score_prompt: score && index == request.first_choice,
+                    step_ahead: !sampling.penalises(),
+                    // The step loop knows it once the first is queued.
+                    fork_of: None,
                 },
                 sampler: first.take().unwrap_or_else(|| ChoiceSampler::new(Arc::clone(sampling), index, &request.prompt_ids, &[])),
             })

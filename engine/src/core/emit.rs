@@ -63,6 +63,8 @@ pub(crate) struct Request {
     pub sender: mpsc::Sender<GenerateEvent>,
     /// Choices without a Finished event.
     pub unfinished: usize,
+    /// The choice that was queued first.
+    pub first: Option<SequenceId>,
     /// What the scheduler has of it.
     pub sequences: Vec<SequenceId>,
     /// Choices that wait for the prompt's scores, since Started comes before all tokens.
@@ -84,6 +86,7 @@ impl Request {
             request_id: std::mem::take(&mut new.request_id),
             sender: new.sender.clone(),
             unfinished: new.choices,
+            first: None,
             sequences: Vec::new(),
             held: Vec::new(),
             started: false,

@@ -1,6 +1,6 @@
 //! The scheduler's plan → flat arrays.
 
-use quire_kernels::plan::{NO_ADAPTER, StepPlan};
+use quire_kernels::plan::{NO_ADAPTER, SAMPLED_ROW, StepPlan};
 
 use super::emit::Choices;
 use crate::{
@@ -14,6 +14,7 @@ pub(crate) fn fill(plan: &Plan, scheduler: &Scheduler, choices: &Choices, out: &
     out.clear();
     sampling::begin(&mut out.sampling);
     out.row_starts.push(0);
+    out.block_copies.extend(plan.copies.iter().map(|(from, to)| (from.0, to.0)));
     let block_size = scheduler.cache().block_size();
     let sequences = || plan.entries.iter().filter_map(|entry| scheduler.sequence(entry.sequence).map(|sequence| (entry, sequence)));
     for (number, group) in out.groups.iter_mut().enumerate() {
@@ -33,7 +34,9 @@ pub(crate) fn fill(plan: &Plan, scheduler: &Scheduler, choices: &Choices, out: &
     for (entry, sequence) in sequences() {
         let end = entry.start + entry.len;
         logit_rows(entry, sequence, choices, out);
-        out.inputs.extend_from_slice(&sequence.tokens()[entry.start..end]);
+        let known = end - usize::from(entry.placeholder.is_some());
+        out.inputs.extend_from_slice(&sequence.tokens()[entry.start..known]);
+        out.inputs.extend(entry.placeholder.map(|row| SAMPLED_ROW | row));
         out.positions.extend(entry.start as u32..end as u32);
         out.adapters.resize(out.inputs.len(), NO_ADAPTER);
         out.row_starts.push(out.inputs.len() as u32);
@@ -51,6 +54,6 @@ fn logit_rows(entry: &Scheduled, sequence: &Sequence, choices: &Choices, out: &m
     }
     if let Some(choice) = choice.filter(|_| entry.samples) {
         out.logit_rows.push((first + entry.len - 1) as u32);
-        choice.sampler.row(&mut out.sampling);
+        choice.sampler.row(&mut out.sampling, usize::from(entry.placeholder.is_some()));
     }
 }

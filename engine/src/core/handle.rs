@@ -156,7 +156,7 @@ impl EngineHandle {
         let inbox = Arc::new(Inbox::new(queue, kv.blocks, metrics));
         let started = Instant::now();
         let admission = Admission::new(admission_limits, &card, kv.block_size, config.prefix_cache, started);
-        let parts = StepLoopParts { inbox: Arc::clone(&inbox), scheduler, executor, started };
+        let parts = StepLoopParts { inbox: Arc::clone(&inbox), scheduler, executor, started, step_ahead: config.step_ahead };
         let thread = std::thread::Builder::new()
             .name("quire-step".to_owned())
             .spawn(move || StepLoop::run(parts))

@@ -12,6 +12,7 @@ mod fill;
 mod handle;
 mod inbox;
 mod step_loop;
+mod steps;
 
 pub use admission::AdmissionLimits;
 pub use error::EngineError;

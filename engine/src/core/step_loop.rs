@@ -1,20 +1,20 @@
-//! inbox → schedule → fill → submit, wait → commit → report → emit.
+//! Commands in, steps (see `steps`), figures and events out.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use quire_kernels::plan::{GroupPlan, NO_TOKEN, StepOutput, StepPlan};
+use quire_kernels::plan::{GroupPlan, StepOutput, StepPlan};
 use quire_proto::worker::v1::{CacheEventBatch, FinishReason, Finished, StoredBlock};
 use tokio::sync::mpsc;
 
 use super::{
     admission::{NewChoice, NewRequest},
     emit::{self, Choice, Choices, Request, Requests},
-    fill::fill,
     inbox::{Command, Figures, Inbox, RequestKey},
+    steps::{Broken, Flight},
 };
 use crate::{
     cache::CacheChanges,
@@ -24,9 +24,6 @@ use crate::{
     telemetry::Timing,
 };
 
-/// A plan without rows while there is work should not be; if it is, the loop must not spin.
-const EMPTY_PLAN_PAUSE: Duration = Duration::from_millis(5);
-
 /// What the step thread starts with.
 pub(crate) struct StepLoopParts {
     pub inbox: Arc<Inbox>,
@@ -34,25 +31,33 @@ pub(crate) struct StepLoopParts {
     pub executor: Box<dyn Executor>,
     /// Zero of the scheduler's time.
     pub started: Instant,
+    /// Steps to plan while one is under way.
+    pub step_ahead: usize,
 }
 
 pub(crate) struct StepLoop {
-    inbox: Arc<Inbox>,
-    scheduler: Scheduler,
-    executor: Box<dyn Executor>,
-    started: Instant,
-    requests: Requests,
-    choices: Choices,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) scheduler: Scheduler,
+    pub(super) executor: Box<dyn Executor>,
+    pub(super) started: Instant,
+    pub(super) requests: Requests,
+    pub(super) choices: Choices,
     next_arrival: u64,
     subscribers: Vec<mpsc::Sender<CacheEventBatch>>,
-    counted: Counters,
-    steps: u64,
+    pub(super) counted: Counters,
+    pub(super) steps: u64,
+    /// Steps that are planned while one is under way: 0 or 1.
+    pub(super) ahead: usize,
+    /// The step under way that was not waited for.
+    pub(super) flight: Option<Flight>,
+    /// When the last step ended.
+    pub(super) landed: Instant,
     // Reused from step to step.
     commands: Vec<Command>,
-    plan: Plan,
-    step_plan: StepPlan,
-    output: StepOutput,
-    outcomes: Vec<Outcome>,
+    pub(super) plans: Vec<Plan>,
+    pub(super) step_plan: StepPlan,
+    pub(super) output: StepOutput,
+    pub(super) outcomes: Vec<Outcome>,
     deserted: Vec<RequestKey>,
 }
 
@@ -61,8 +66,10 @@ impl StepLoop {
     pub fn run(parts: StepLoopParts) {
         let inbox = Arc::clone(&parts.inbox);
         let result = catch_unwind(AssertUnwindSafe(|| Self::new(parts).main()));
-        if result.is_err() {
-            tracing::error!("the step loop panicked; its requests are lost");
+        match result {
+            Ok(Ok(())) => {}
+            Ok(Err(Broken)) => tracing::error!("the device computes no more; the engine ends, and its requests with it"),
+            Err(_) => tracing::error!("the step loop panicked; its requests are lost"),
         }
         inbox.died();
     }
@@ -80,8 +87,11 @@ impl StepLoop {
             subscribers: Vec::new(),
             counted: Counters::default(),
             steps: 0,
+            ahead: parts.step_ahead.min(1),
+            flight: None,
+            landed: parts.started,
             commands: Vec::new(),
-            plan: Plan::default(),
+            plans: Vec::new(),
             step_plan: StepPlan { groups, ..StepPlan::default() },
             output: StepOutput::default(),
             outcomes: Vec::new(),
@@ -89,22 +99,23 @@ impl StepLoop {
         }
     }
 
-    fn main(mut self) {
+    fn main(mut self) -> Result<(), Broken> {
         loop {
-            let go_on = self.inbox.receive(self.requests.is_empty(), &mut self.commands);
+            let idle = self.requests.is_empty() && self.flight.is_none();
+            let go_on = self.inbox.receive(idle, &mut self.commands);
             let mut commands = std::mem::take(&mut self.commands);
             commands.drain(..).for_each(|command| self.obey(command));
             self.commands = commands;
             if !go_on {
                 self.abort_all("the engine is shutting down");
             }
-            if !self.requests.is_empty() {
-                self.step();
+            if !self.requests.is_empty() || self.flight.is_some() {
+                self.step()?;
             }
             self.publish_cache_events();
             self.report();
-            if !go_on {
-                return;
+            if !go_on && self.flight.is_none() {
+                return Ok(());
             }
         }
     }
@@ -173,13 +184,16 @@ impl StepLoop {
         }
     }
 
-    fn queue(&mut self, key: RequestKey, new: NewChoice, prompt_logprobs: i32) {
+    /// The first choice computes the prompt; the others take it over.
+    fn queue(&mut self, key: RequestKey, mut new: NewChoice, prompt_logprobs: i32) {
+        new.sequence.fork_of = self.requests.get_mut(key).and_then(|request| request.first);
         let waiting_tokens = new.sequence.tokens.len();
         let generated = new.sampler.generated();
         match self.scheduler.add(new.sequence) {
             Ok(id) => {
                 let Some(request) = self.requests.get_mut(key) else { return };
                 request.sequences.push(id);
+                request.first.get_or_insert(id);
                 let timing = Timing::new(request.arrived);
                 let choice = Choice { id, request: key, index: new.index, sampler: new.sampler, prompt_logprobs, waiting_tokens, timing };
                 self.choices.insert(choice);
@@ -225,7 +239,7 @@ impl StepLoop {
     }
 
     /// Ends a choice whose sequence has left, or is about to leave, the scheduler.
-    fn finish(&mut self, id: SequenceId, stop: Stop, message: &str) {
+    pub(super) fn finish(&mut self, id: SequenceId, stop: Stop, message: &str) {
         let Some(choice) = self.choices.remove(id) else { return };
         let (key, generated) = (choice.request, choice.sampler.generated());
         let mut prompt_len = 0;
@@ -245,142 +259,7 @@ impl StepLoop {
         }
     }
 
-    fn step(&mut self) {
-        let began = Instant::now();
-        let mut plan = std::mem::take(&mut self.plan);
-        self.scheduler.plan(self.started.elapsed(), &mut plan);
-        self.note_plan(&plan, began);
-        if !plan.is_empty() {
-            self.steps += 1;
-            fill(&plan, &self.scheduler, &self.choices, &mut self.step_plan);
-            match self.execute() {
-                Ok(()) => self.commit(&plan),
-                Err(message) => self.fail(&plan, &message),
-            }
-            let elapsed = began.elapsed();
-            self.scheduler.observe(&plan, elapsed);
-            self.inbox.metrics().step(plan.rows, elapsed);
-        } else if !self.requests.is_empty() && self.scheduler.running() + self.scheduler.waiting() > 0 {
-            std::thread::sleep(EMPTY_PLAN_PAUSE);
-        }
-        self.plan = plan;
-    }
-
-    fn note_plan(&mut self, plan: &Plan, now: Instant) {
-        for &id in &plan.expired {
-            self.finish(id, Stop { reason: FinishReason::Deadline, token: None }, "the deadline passed while the request waited");
-        }
-        for &(id, cached) in &plan.admitted {
-            let Some(choice) = self.choices.get_mut(id) else { continue };
-            self.requests.gone.waiting_tokens += std::mem::take(&mut choice.waiting_tokens);
-            choice.timing.admitted = Some(now);
-            let key = choice.request;
-            if let Some(request) = self.requests.get_mut(key) {
-                request.cached.get_or_insert(cached);
-            }
-            self.requests.start(key, self.inbox.metrics());
-        }
-        let counters = self.scheduler.counters();
-        self.inbox.metrics().scheduled(&self.counted, &counters);
-        self.counted = counters;
-    }
-
-    /// Runs the filled plan. A panic in there is an error like any other.
-    fn execute(&mut self) -> Result<(), String> {
-        let (executor, plan, output) = (&mut self.executor, &self.step_plan, &mut self.output);
-        output.clear();
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            let ticket = executor.submit(plan)?;
-            executor.wait(ticket, output)
-        }));
-        match result {
-            Ok(Ok(())) if output.ids.len() == plan.logit_rows.len() => Ok(()),
-            Ok(Ok(())) => Err(format!("the device gave {} rows, not {}", output.ids.len(), plan.logit_rows.len())),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("the step panicked".to_owned()),
-        }
-    }
-
-    fn fail(&mut self, plan: &Plan, message: &str) {
-        tracing::error!(step = plan.step, sequences = plan.entries.len(), "a step failed: {message}");
-        self.inbox.metrics().step_failed();
-        self.scheduler.fail(plan);
-        for entry in &plan.entries {
-            self.finish(entry.sequence, Stop { reason: FinishReason::Error, token: None }, message);
-        }
-    }
-
-    fn commit(&mut self, plan: &Plan) {
-        let now = Instant::now();
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        outcomes.clear();
-        let mut row = 0;
-        for entry in &plan.entries {
-            let position = entry.start + entry.len;
-            let scored = entry.scored.1 - entry.scored.0;
-            let healthy = self.score(entry.sequence, row..row + scored);
-            row += scored;
-            let sampled = entry.samples.then_some(row);
-            row += usize::from(entry.samples);
-            outcomes.push(match sampled {
-                _ if !healthy => self.row_failed(entry.sequence),
-                Some(row) => self.accept(entry.sequence, row, position, now),
-                None => Outcome::Computed,
-            });
-        }
-        self.scheduler.commit(plan, &outcomes);
-        self.outcomes = outcomes;
-    }
-
-    /// Takes the scores of prompt rows; false if one of them is not a number.
-    fn score(&mut self, id: SequenceId, rows: std::ops::Range<usize>) -> bool {
-        if rows.is_empty() {
-            return true;
-        }
-        let Some(choice) = self.choices.get(id) else { return true };
-        let Some(scores) = self.requests.get_mut(choice.request).and_then(|request| request.prompt_scores.as_mut()) else { return true };
-        for row in rows {
-            if self.output.ids[row] == NO_TOKEN {
-                return false;
-            }
-            scores.push(emit::token_logprobs(&self.output, row));
-        }
-        true
-    }
-
-    /// Takes the token of a logit row; it stands at `position` in its sequence.
-    fn accept(&mut self, id: SequenceId, row: usize, position: usize, now: Instant) -> Outcome {
-        let token = self.output.ids[row];
-        if token == NO_TOKEN {
-            return self.row_failed(id);
-        }
-        let Some(choice) = self.choices.get_mut(id) else { return Outcome::Failed };
-        let stop = choice.sampler.accept(token);
-        self.inbox.metrics().token(&mut choice.timing, now);
-        let logprobs = choice.sampler.wants_logprobs().then(|| emit::token_logprobs(&self.output, row));
-        let key = choice.request;
-        if self.requests.start(key, self.inbox.metrics()) {
-            self.release_held(key);
-        }
-        let Some(choice) = self.choices.get(id) else { return Outcome::Failed };
-        self.requests.token(choice, position, token, logprobs);
-        match stop {
-            None => Outcome::Token(token),
-            Some(stop) => {
-                self.finish(id, stop, "");
-                Outcome::Finished
-            }
-        }
-    }
-
-    fn row_failed(&mut self, id: SequenceId) -> Outcome {
-        self.inbox.metrics().row_failed();
-        let message = "the model gave no finite logits, or every token was banned";
-        self.finish(id, Stop { reason: FinishReason::Error, token: None }, message);
-        Outcome::Failed
-    }
-
-    fn release_held(&mut self, key: RequestKey) {
+    pub(super) fn release_held(&mut self, key: RequestKey) {
         let held = self.requests.get_mut(key).map(|request| std::mem::take(&mut request.held)).unwrap_or_default();
         for choice in held {
             self.queue(key, choice, -1);

@@ -49,9 +49,11 @@ impl ChoiceSampler {
         self.shared.wants_logprobs()
     }
 
-    /// Appends the row of the next draw.
-    pub fn row(&self, plan: &mut SamplingPlan) {
+    /// Appends the row of the next draw; `ahead` tokens of this choice before it have not been accepted yet. Penalties look
+    /// at accepted tokens only.
+    pub fn row(&self, plan: &mut SamplingPlan, ahead: usize) {
         let shared = &*self.shared;
+        let generated = self.generated + ahead;
         plan.targets.push(NO_TOKEN);
         plan.temperature.push(shared.temperature);
         plan.top_k.push(shared.top_k);
@@ -61,13 +63,13 @@ impl ChoiceSampler {
         plan.frequency.push(shared.frequency);
         plan.repetition.push(shared.repetition);
         plan.seed.push(self.seed);
-        plan.draw.push(self.generated as u32);
+        plan.draw.push(generated as u32);
         plan.logprobs.push(shared.logprobs);
         for &(id, bias) in &shared.bias {
             plan.bias_ids.push(id);
             plan.bias_values.push(bias);
         }
-        if self.generated < shared.min_tokens {
+        if generated < shared.min_tokens {
             plan.bias_ids.extend_from_slice(&shared.stops);
             plan.bias_values.resize(plan.bias_ids.len(), f32::NEG_INFINITY);
         }
@@ -166,7 +168,7 @@ mod tests {
     fn rows(sampler: &ChoiceSampler) -> SamplingPlan {
         let mut plan = SamplingPlan::default();
         begin(&mut plan);
-        sampler.row(&mut plan);
+        sampler.row(&mut plan, 0);
         plan
     }
 

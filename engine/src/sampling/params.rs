@@ -83,7 +83,7 @@ impl RequestSampling {
     }
 
     /// Penalties look at what was generated; repetition at the prompt as well.
-    pub(super) fn penalises(&self) -> bool {
+    pub fn penalises(&self) -> bool {
         self.presence != 0.0 || self.frequency != 0.0 || self.repetition != 1.0
     }
 }

@@ -2,16 +2,18 @@
 
 use std::{ops::Bound, time::Duration};
 
-use super::{Plan, Scheduler, Sequence, SequenceId, forecast::Demand, sequence::Rank};
+use super::{Plan, Scheduler, Sequence, SequenceId, forecast::Demand, fork::Fork, sequence::Rank};
 
 /// Answer to one that wants in.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Answer {
+pub(super) enum Answer {
     In,
     /// The step has no rows left for it.
     NoRows,
     /// The memory has no room for it.
     NoRoom,
+    /// It waits for something else than memory; others may go first.
+    NotYet,
 }
 
 impl Scheduler {
@@ -37,6 +39,7 @@ impl Scheduler {
                     self.count_passes(&passed);
                 }
                 Answer::NoRows => break,
+                Answer::NotYet => after = Some(rank),
                 Answer::NoRoom if passed.len() < self.config.policy.bypass_depth => {
                     passed.push(id);
                     after = Some(rank);
@@ -71,55 +74,95 @@ impl Scheduler {
     /// `passed`: the first of those that it passes.
     fn let_in(&mut self, rank: Rank, passed: Option<Rank>, promised: usize, plan: &mut Plan) -> Answer {
         let id = rank.2;
+        // Alone, a sequence may have everything; beside others it leaves them room to grow, and what they were promised.
+        let alone = self.running.is_empty();
+        let spare = if alone { 0 } else { self.config.watermark_blocks + promised };
+        let Some(sequence) = self.sequence(id) else { return Answer::NoRows };
+        if sequence.pending > 0 {
+            return Answer::NotYet;
+        }
+        if let Some(parent) = sequence.fork_of {
+            match self.fork_state(id, parent) {
+                Fork::Ready => return self.fork(rank, passed, parent, spare, plan),
+                Fork::NotYet => return Answer::NotYet,
+                Fork::Gone => {}
+            }
+        }
         let Some(sequence) = self.sequence(id) else { return Answer::NoRows };
         let total = sequence.tokens.len();
-        let looked_up = sequence.use_index && sequence.scored >= sequence.score_until;
-        let hit = if looked_up { self.cache.hit(&sequence.hashes, total) } else { 0 };
+        let hit = self.found(sequence);
         let start = hit * self.config.block_size;
         let len = self.allowance(id, start, total - start, plan);
         if len == 0 {
             return Answer::NoRows;
         }
-        // Alone, a sequence may have everything; beside others it leaves them room to grow, and what they were promised.
-        let alone = self.running.is_empty();
-        let spare = if alone { 0 } else { self.config.watermark_blocks + promised };
         let demand = self.demand(sequence, hit);
-        let room = self.cache.total().saturating_sub(self.config.watermark_blocks);
-        let crowded = || {
-            self.config.policy.growth_reserve > 0.0
-                && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room
-        };
-        if !self.cache.fits(&sequence.hashes, hit, total, spare) || (!alone && crowded()) {
+        if !self.cache.fits(&sequence.hashes, hit, total, spare) || (!alone && self.crowded(demand)) {
             return Answer::NoRoom;
         }
-        let used = self.cache.used();
-        let Some((sequence, cache)) = self.parts(id) else { return Answer::NoRows };
-        cache.admit(&mut sequence.kv, &sequence.hashes, hit);
-        let revived = cache.used() - used;
-        if !cache.grow(&mut sequence.kv, start, start + len) {
-            debug_assert!(false, "the gate let in what does not fit");
-            cache.release(&mut sequence.kv);
-            return Answer::NoRoom;
-        }
+        let Some(revived) = self.take_blocks(id, hit, start, start + len) else { return Answer::NoRoom };
         self.forecast.fixed += revived;
         self.forecast.insert(demand);
         self.waiting.remove(&rank);
         if let (Some(passed), Some((sequence, _))) = (passed, self.parts(id)) {
             sequence.step_before(passed);
         }
-        self.enter(id, hit, if looked_up { total } else { 0 }, plan);
+        self.enter(id, hit, plan);
         self.schedule(id, start, len, plan);
         Answer::In
     }
 
-    /// Among the running.
-    fn enter(&mut self, id: SequenceId, hit: usize, looked_up: usize, plan: &mut Plan) {
+    /// Lets a sequence in that is to run alone, however crowded it is. False: there is no room.
+    pub(super) fn admit_alone(&mut self, id: SequenceId, plan: &mut Plan) -> bool {
+        let Some(sequence) = self.sequence(id) else { return true };
+        let (rank, total, hit) = (sequence.rank(), sequence.tokens.len(), self.found(sequence));
         let start = hit * self.config.block_size;
+        let len = self.allowance(id, start, total - start, plan);
+        let crowded = self.running.len() >= self.config.max_sequences;
+        if crowded || !self.cache.fits(&sequence.hashes, hit, total, 0) || self.take_blocks(id, hit, start, start + len).is_none() {
+            return false;
+        }
+        self.waiting.remove(&rank);
+        self.enter(id, hit, plan);
+        self.schedule(id, start, len, plan);
+        true
+    }
+
+    /// Blocks at the start of a waiting sequence that the prefix index has.
+    fn found(&self, sequence: &Sequence) -> usize {
+        if looks_up(sequence) { self.cache.hit(&sequence.hashes, sequence.tokens.len()) } else { 0 }
+    }
+
+    /// What the running ones are expected to need beside a newcomer would not fit.
+    pub(super) fn crowded(&self, demand: Demand) -> bool {
+        let room = self.cache.total().saturating_sub(self.config.watermark_blocks);
+        self.config.policy.growth_reserve > 0.0 && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room
+    }
+
+    /// Takes `hit` found blocks, and fresh ones for the tokens from `start` up to `tokens`; gives how many of the found ones nobody used.
+    fn take_blocks(&mut self, id: SequenceId, hit: usize, start: usize, tokens: usize) -> Option<usize> {
+        let (sequence, cache) = self.parts(id)?;
+        let used = cache.used();
+        cache.admit(&mut sequence.kv, &sequence.hashes, hit);
+        let revived = cache.used() - used;
+        if cache.grow(&mut sequence.kv, start, tokens) {
+            return Some(revived);
+        }
+        debug_assert!(false, "the gate let in what does not fit");
+        cache.release(&mut sequence.kv);
+        None
+    }
+
+    /// Among the running, with `shared` blocks computed already.
+    pub(super) fn enter(&mut self, id: SequenceId, shared: usize, plan: &mut Plan) {
+        let start = shared * self.config.block_size;
         let Some((sequence, _)) = self.parts(id) else { return };
         sequence.computed = start;
-        sequence.shared = hit;
+        sequence.shared = shared;
         sequence.running = true;
+        let looked_up = if looks_up(sequence) { sequence.tokens.len() } else { 0 };
         let first = !std::mem::replace(&mut sequence.admitted, true);
+        let forked = sequence.fork_of.take().is_some();
         let (rank, deadline) = (sequence.rank(), sequence.deadline);
         let place = self.running.partition_point(|other| *other < rank);
         self.running.insert(place, rank);
@@ -128,6 +171,10 @@ impl Scheduler {
         }
         if first {
             plan.admitted.push((id, start));
+        }
+        if forked {
+            self.counters.forked_tokens += start as u64;
+        } else if first {
             self.counters.queried_tokens += looked_up as u64;
             self.counters.hit_tokens += start as u64;
         } else {
@@ -152,7 +199,7 @@ impl Scheduler {
     }
 
     /// What a sequence, `shared` blocks of which belong to others too, is expected to hold.
-    fn demand(&self, sequence: &Sequence, shared: usize) -> Demand {
+    pub(super) fn demand(&self, sequence: &Sequence, shared: usize) -> Demand {
         let policy = &self.config.policy;
         let len = sequence.tokens.len();
         let known = self.lengths.remaining(sequence.generated()).unwrap_or(policy.growth_cap);
@@ -165,4 +212,9 @@ impl Scheduler {
     fn still_to_take(&self, sequence: &Sequence) -> usize {
         self.cache.still_to_take(&sequence.kv, sequence.shared, sequence.tokens.len())
     }
+}
+
+/// Reads the prefix index: not while its prompt has to be scored, since that needs the rows.
+fn looks_up(sequence: &Sequence) -> bool {
+    sequence.use_index && sequence.scored >= sequence.score_until
 }

@@ -11,6 +11,7 @@
 
 mod admit;
 mod forecast;
+mod fork;
 mod pace;
 mod plan;
 mod policy;

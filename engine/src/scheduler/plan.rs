@@ -1,5 +1,5 @@
 use super::SequenceId;
-use crate::cache::Registered;
+use crate::cache::{BlockId, Registered};
 
 /// The rows that one sequence computes in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,10 @@ pub struct Scheduled {
     pub samples: bool,
     /// Rows (of the `len`) whose logits score the prompt token that follows them: from and to, relative to `start`.
     pub scored: (usize, usize),
+    /// The last row's token is drawn by a step that has not been committed: the row of its logits there.
+    pub placeholder: Option<u32>,
+    /// What the sequence's last step was before this one.
+    pub(super) before: LastStep,
     /// Where its new blocks lie in [`Plan::registered`].
     pub(super) registered: (usize, usize),
 }
@@ -31,6 +35,15 @@ impl Scheduled {
     }
 }
 
+/// A step that a sequence took part in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LastStep {
+    /// 0: none.
+    pub number: u64,
+    /// Position of its first row there.
+    pub start: usize,
+}
+
 /// One step, as the scheduler decided it. Reused from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
@@ -45,6 +58,8 @@ pub struct Plan {
     pub expired: Vec<SequenceId>,
     /// Blocks that this step fills and that have been named already.
     pub registered: Vec<Registered>,
+    /// Blocks to copy before any row is written (from, to): what forked sequences take over and go on in, each in its own way.
+    pub copies: Vec<(BlockId, BlockId)>,
     pub rows: usize,
     /// Of the rows, those of sequences that only want their next token.
     pub decode_rows: usize,
@@ -59,6 +74,7 @@ impl Plan {
         self.preempted.clear();
         self.expired.clear();
         self.registered.clear();
+        self.copies.clear();
         self.rows = 0;
         self.decode_rows = 0;
         self.logit_rows = 0;

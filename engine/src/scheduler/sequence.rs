@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use quire_proto::block_hash::BlockHash;
 
-use super::Policy;
+use super::{Policy, plan::LastStep};
 use crate::cache::{BlockId, SequenceKv};
 
 /// Names a sequence; a name is never used twice.
@@ -45,6 +45,12 @@ pub struct NewSequence {
     pub deadline: Option<Duration>,
     /// Logits of the prompt rows are wanted; so the prefix index is not read.
     pub score_prompt: bool,
+    /// The next token can be drawn without knowing the last one on the host (no penalties): a step may be planned while
+    /// the one that draws the last token is under way.
+    pub step_ahead: bool,
+    /// Another sequence that begins with the same tokens. This one waits until they are computed and takes them over; if
+    /// the other is gone by then, it is on its own.
+    pub fork_of: Option<SequenceId>,
 }
 
 /// Place in the order of who runs first and who is preempted last.
@@ -64,6 +70,15 @@ pub struct Sequence {
     /// Twice its number and one, so that there is a place before each.
     arrival: u64,
     pub(super) deadline: Option<Duration>,
+    step_ahead: bool,
+    pub(super) fork_of: Option<SequenceId>,
+    /// Tokens that steps under way draw: they will follow `tokens`.
+    pub(super) pending: usize,
+    /// Row of the logits of the last of these, in the step that draws it.
+    pub(super) pending_row: u32,
+    pub(super) last_step: LastStep,
+    /// Took part in a step that failed: it runs alone until so many tokens are computed.
+    pub(super) suspect_until: Option<usize>,
     /// Tokens whose keys and values are in the cache, those of the step under way included.
     pub(super) computed: usize,
     /// Rows 0 .. this have been scored.
@@ -96,6 +111,12 @@ impl Sequence {
             score: policy.score(new.priority, new.arrived),
             arrival: 2 * new.arrival + 1,
             deadline: new.deadline,
+            step_ahead: new.step_ahead,
+            fork_of: new.fork_of,
+            pending: 0,
+            pending_row: 0,
+            last_step: LastStep::default(),
+            suspect_until: None,
             computed: 0,
             scored: 0,
             score_until,
@@ -151,9 +172,20 @@ impl Sequence {
         self.tokens.len() - self.prompt_len
     }
 
+    /// Tokens that it has, those included that steps under way draw.
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len() + self.pending
+    }
+
+    /// Tokens that can be computed now. A token under way that may be the last, or that the next draw depends on, is waited
+    /// for.
+    fn target(&self) -> usize {
+        if self.step_ahead && self.len() < self.max_len { self.len() } else { self.tokens.len() }
+    }
+
     /// Rows still to compute.
     pub(super) fn wanted(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.target().saturating_sub(self.computed)
     }
 
     /// The rows among `start .. start + len` that score the prompt, relative to `start`.
@@ -167,7 +199,7 @@ impl Sequence {
     pub(super) fn fit(&self, start: usize, mut len: usize, logit_rows: usize) -> usize {
         loop {
             let (from, to) = self.scored_rows(start, len);
-            let needed = to - from + usize::from(len > 0 && start + len == self.tokens.len());
+            let needed = to - from + usize::from(len > 0 && start + len == self.len());
             if needed <= logit_rows {
                 return len;
             }

@@ -1,4 +1,7 @@
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use thiserror::Error;
 
@@ -8,7 +11,7 @@ use super::{
     pace::Pace,
     sequence::Rank,
 };
-use crate::cache::{Footprint, GroupKind, KvCache, KvConfig};
+use crate::cache::{Footprint, GroupKind, KvCache, KvConfig, SequenceKv};
 
 /// Sizes and policy.
 #[derive(Clone, Debug)]
@@ -67,12 +70,23 @@ pub struct Counters {
     pub queried_tokens: u64,
     pub hit_tokens: u64,
     pub preemptions: u64,
+    /// Sequences that ran again because a step failed.
+    pub reruns: u64,
+    /// Tokens that forked sequences took over.
+    pub forked_tokens: u64,
     /// Tokens whose keys and values were given up by preemption.
     pub preempted_tokens: u64,
     /// Of these, what resumed sequences found in the prefix index again.
     pub recovered_tokens: u64,
     /// Admissions past a sequence that waits for room.
     pub bypasses: u64,
+}
+
+/// Blocks that become free when a step is settled.
+pub(super) struct Fenced {
+    pub step: u64,
+    pub owner: SequenceId,
+    pub kv: SequenceKv,
 }
 
 /// The state machine. See the module for its rule.
@@ -89,7 +103,14 @@ pub struct Scheduler {
     /// Of those that wait for their first admission.
     pub(super) deadlines: BTreeSet<(Duration, SequenceId)>,
     pub(super) counters: Counters,
+    /// The last step that was planned,
     pub(super) step: u64,
+    /// and the last whose outcome is known.
+    pub(super) settled: u64,
+    /// Blocks of sequences that left or were preempted while a step under way still writes to them.
+    pub(super) fenced: VecDeque<Fenced>,
+    /// Sequences of a step that failed: each runs alone once.
+    pub(super) suspects: VecDeque<SequenceId>,
     pub(super) lengths: OutputLengths,
     pub(super) pace: Pace,
     /// Prompt rows of the step that is being planned.
@@ -114,6 +135,9 @@ impl Scheduler {
             deadlines: BTreeSet::new(),
             counters: Counters::default(),
             step: 0,
+            settled: 0,
+            fenced: VecDeque::new(),
+            suspects: VecDeque::new(),
             lengths: OutputLengths::default(),
             pace: Pace::new(config.itl_target, config.policy.prefill_floor),
             prefill_limit: usize::MAX,
@@ -149,7 +173,8 @@ impl Scheduler {
     /// Ends a sequence, whatever it is doing, and frees what it holds. False if there is none of this name.
     pub fn cancel(&mut self, id: SequenceId) -> bool {
         let Some(mut sequence) = self.take(id) else { return false };
-        self.cache.release(&mut sequence.kv);
+        let kv = std::mem::take(&mut sequence.kv);
+        self.release(id, sequence.last_step.number, kv);
         let rank = sequence.rank();
         if sequence.running {
             if let Ok(place) = self.running.binary_search(&rank) {
@@ -162,6 +187,28 @@ impl Scheduler {
             }
         }
         true
+    }
+
+    /// Gives blocks back, at once or when the step is settled that may still write to them.
+    pub(super) fn release(&mut self, owner: SequenceId, step: u64, mut kv: SequenceKv) {
+        if step > self.settled && kv.blocks() > 0 {
+            self.fenced.push_back(Fenced { step, owner, kv });
+        } else {
+            self.cache.release(&mut kv);
+        }
+    }
+
+    /// The outcome of all steps up to `step` is known.
+    pub(super) fn settle(&mut self, step: u64) {
+        self.settled = self.settled.max(step);
+        let Self { fenced, cache, settled, .. } = self;
+        fenced.retain_mut(|fenced| {
+            let waits = fenced.step > *settled;
+            if !waits {
+                cache.release(&mut fenced.kv);
+            }
+            waits
+        });
     }
 
     fn take(&mut self, id: SequenceId) -> Option<Sequence> {

@@ -100,6 +100,8 @@ impl Run<'_> {
             arrived: arrival.at,
             deadline: None,
             score_prompt: false,
+            step_ahead: true,
+            fork_of: None,
         });
         let Ok(id) = added else {
             self.samples.refused += 1;

@@ -43,6 +43,8 @@ pub fn sequence(tokens: Vec<u32>, output: usize, arrival: u64) -> NewSequence {
         arrived: Duration::ZERO,
         deadline: None,
         score_prompt: false,
+        step_ahead: true,
+        fork_of: None,
     }
 }
 

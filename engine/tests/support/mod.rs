@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,7 +22,7 @@ use quire_engine::{
 };
 use quire_kernels::{
     KernelError,
-    plan::{NO_TOKEN, StepLimits, StepOutput, StepPlan},
+    plan::{NO_TOKEN, SAMPLED_ROW, StepLimits, StepOutput, StepPlan},
 };
 use quire_proto::worker::v1::{FinishReason, Finished, GenerateRequest, Sampling, Started, Stopping, Token, generate_event::Event};
 
@@ -34,7 +35,8 @@ pub const PANIC: u32 = 667;
 /// A step that computes this token fails.
 pub const BROKEN: u32 = 668;
 
-const EMPTY: u32 = u32::MAX;
+/// Not `NO_TOKEN`, which a row computes whose input was no token.
+const EMPTY: u32 = u32::MAX - 1;
 
 #[derive(Clone, Default)]
 pub struct Switches {
@@ -44,6 +46,12 @@ pub struct Switches {
     pub hold: Arc<AtomicBool>,
     /// The largest number of sequences seen in a step.
     pub widest: Arc<AtomicUsize>,
+    /// Blocks copied.
+    pub copied: Arc<AtomicUsize>,
+    /// While set, every step panics.
+    pub broken: Arc<AtomicBool>,
+    /// Rows that named a token of a step under way.
+    pub placeholders: Arc<AtomicUsize>,
 }
 
 pub struct Fake {
@@ -52,7 +60,11 @@ pub struct Fake {
     limits: StepLimits,
     switches: Switches,
     ticket: u64,
+    /// Tokens of the last step that had any.
+    sampled: Vec<u32>,
     result: StepOutput,
+    /// Steps that were not waited for.
+    done: VecDeque<(Ticket, StepOutput)>,
 }
 
 fn mix(state: u64, value: u64) -> u64 {
@@ -95,11 +107,19 @@ pub fn expected(prompt: &[u32], n: usize) -> Vec<u32> {
 
 impl Fake {
     fn compute(&mut self, plan: &StepPlan) {
+        assert!(!self.switches.broken.load(Ordering::Relaxed), "broken for good");
         let group = &plan.groups[0];
+        for &(from, to) in &plan.block_copies {
+            let from = from as usize * self.block_size;
+            self.memory.copy_within(from..from + self.block_size, to as usize * self.block_size);
+            self.switches.copied.fetch_add(1, Ordering::Relaxed);
+        }
         // All rows are written before any of them reads.
-        for (row, token) in plan.inputs.iter().enumerate() {
-            assert!(*token != PANIC, "told to panic");
-            self.memory[group.slots[row] as usize] = *token;
+        for (row, input) in plan.inputs.iter().enumerate() {
+            let token = if input & SAMPLED_ROW == 0 { *input } else { self.sampled[(input & !SAMPLED_ROW) as usize] };
+            self.switches.placeholders.fetch_add((token != *input) as usize, Ordering::Relaxed);
+            assert!(token != PANIC, "told to panic");
+            self.memory[group.slots[row] as usize] = token;
         }
         let mut wanted = plan.logit_rows.iter().enumerate().peekable();
         self.result.clear();
@@ -118,6 +138,9 @@ impl Fake {
             }
         }
         assert!(wanted.next().is_none(), "logit rows do not ascend");
+        if !self.result.ids.is_empty() {
+            self.sampled.clone_from(&self.result.ids);
+        }
     }
 
     fn row(&mut self, plan: &StepPlan, i: usize, past: &[u32]) {
@@ -126,7 +149,7 @@ impl Fake {
         let biases = s.bias_starts[i] as usize..s.bias_starts[i + 1] as usize;
         let banned: Vec<u32> = biases.filter(|b| s.bias_values[*b] == f32::NEG_INFINITY).map(|b| s.bias_ids[b]).collect();
         let id = match s.targets[i] {
-            _ if past.contains(&POISON) => NO_TOKEN,
+            _ if past.contains(&POISON) || past.contains(&NO_TOKEN) => NO_TOKEN,
             NO_TOKEN => draw(state, s.temperature[i], s.seed[i], s.draw[i], &banned),
             target => target,
         };
@@ -156,16 +179,19 @@ impl Executor for Fake {
         }
         self.compute(plan);
         self.ticket += 1;
+        self.done.push_back((Ticket(self.ticket), std::mem::take(&mut self.result)));
+        assert!(self.done.len() <= 2, "too far ahead");
         Ok(Ticket(self.ticket))
     }
 
     fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), KernelError> {
-        assert_eq!(ticket, Ticket(self.ticket));
+        let (next, result) = self.done.pop_front().unwrap();
+        assert_eq!(ticket, next);
         std::thread::sleep(Duration::from_micros(self.switches.step_us.load(Ordering::Relaxed) as u64));
         while self.switches.hold.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        out.clone_from(&self.result);
+        *out = result;
         Ok(())
     }
 }
@@ -192,10 +218,15 @@ pub fn card(name: &str) -> ModelCard {
     }
 }
 
+/// Steps ahead, from the environment, so that every test can run both ways.
+pub fn step_ahead() -> usize {
+    std::env::var("QUIRE_STEP_AHEAD").map_or(0, |text| text.parse().unwrap())
+}
+
 /// An engine over the fake device.
 pub fn engine(blocks: usize, change: impl FnOnce(&mut EngineConfig)) -> (EngineHandle, Switches) {
     let switches = Switches::default();
-    let mut config = EngineConfig { max_batched_tokens: 64, ..EngineConfig::default() };
+    let mut config = EngineConfig { max_batched_tokens: 64, step_ahead: step_ahead(), ..EngineConfig::default() };
     change(&mut config);
     let kv = KvFigures { blocks, block_size: config.block_size, groups: vec![GroupKind::Full] };
     let limits = StepLimits { rows: 64, sequences: 64, logit_rows: 64, blocks_per_sequence: 512 / config.block_size, top_logprobs: 20 };
@@ -205,6 +236,8 @@ pub fn engine(blocks: usize, change: impl FnOnce(&mut EngineConfig)) -> (EngineH
         limits,
         switches: switches.clone(),
         ticket: 0,
+        sampled: Vec::new(),
+        done: VecDeque::new(),
         result: StepOutput::default(),
     };
     (EngineHandle::spawn(Box::new(fake), kv, card("fake"), &config).unwrap(), switches)
@@ -278,7 +311,8 @@ pub async fn listen(mut events: EventReceiver) -> Said {
 pub async fn at_rest(handle: &EngineHandle) {
     for _ in 0..400 {
         let load = handle.load();
-        if load.requests == 0 {
+        // What a step under way still writes to comes back when it ends.
+        if load.requests == 0 && (load.kv_blocks_used == 0 || step_ahead() == 0) {
             assert_eq!((load.running, load.waiting, load.waiting_prompt_tokens, load.kv_blocks_used), (0, 0, 0, 0), "{load:?}");
             assert_eq!(load.step_age, Duration::ZERO);
             return;
