@@ -48,6 +48,8 @@ fn sequence(number: u32, len: u32, output: usize) -> NewSequence {
         arrived: Duration::ZERO,
         deadline: None,
         score_prompt: false,
+        step_ahead: true,
+        fork_of: None,
     }
 }
 

@@ -136,7 +136,8 @@ impl Scheduler {
     /// What the running ones are expected to need beside a newcomer would not fit.
     pub(super) fn crowded(&self, demand: Demand) -> bool {
         let room = self.cache.total().saturating_sub(self.config.watermark_blocks);
-        self.config.policy.growth_reserve > 0.0 && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room
+        self.config.policy.growth_reserve > 0.0
+            && self.forecast.peak_with(demand, self.config.block_size, self.cache.footprint().full_groups()) > room
     }
 
     /// Takes `hit` found blocks, and fresh ones for the tokens from `start` up to `tokens`; gives how many of the found ones nobody used.
@@ -157,6 +158,7 @@ impl Scheduler {
     pub(super) fn enter(&mut self, id: SequenceId, shared: usize, plan: &mut Plan) {
         let start = shared * self.config.block_size;
         let Some((sequence, _)) = self.parts(id) else { return };
+        sequence.entered = plan.step;
         sequence.computed = start;
         sequence.shared = shared;
         sequence.running = true;

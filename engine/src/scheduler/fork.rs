@@ -7,16 +7,26 @@ pub(super) enum Fork {
     Ready,
     /// The other one has still to compute it.
     NotYet,
-    /// The other one has ended.
+    /// The other one has ended, or has given up what is needed.
     Gone,
 }
 
 impl Scheduler {
     pub(super) fn fork_state(&self, id: SequenceId, parent: SequenceId) -> Fork {
         let (Some(sequence), Some(parent)) = (self.sequence(id), self.sequence(parent)) else { return Fork::Gone };
-        // Copies are made before any row of their step is written, so an earlier step must have computed what is copied.
+        let tokens = sequence.tokens.len();
+        // Copies are made before any row of their step is written, so an earlier step must have computed what is copied; what
+        // the parent found in the index in this very step may be computed in it.
+        if !parent.running || parent.entered == self.step {
+            return Fork::NotYet;
+        }
         let computed = if parent.last_step.number == self.step { parent.last_step.start } else { parent.computed };
-        if parent.running && computed >= sequence.tokens.len() { Fork::Ready } else { Fork::NotYet }
+        match () {
+            () if computed < tokens => Fork::NotYet,
+            // A window of the parent may have moved on.
+            () if !self.cache.can_fork(&parent.kv, tokens) => Fork::Gone,
+            () => Fork::Ready,
+        }
     }
 
     /// Lets a sequence in on the blocks of `parent`. It computes its last token again, for the logits; the block with that

@@ -77,6 +77,8 @@ pub struct Sequence {
     /// Row of the logits of the last of these, in the step that draws it.
     pub(super) pending_row: u32,
     pub(super) last_step: LastStep,
+    /// The step of its last admission.
+    pub(super) entered: u64,
     /// Took part in a step that failed: it runs alone until so many tokens are computed.
     pub(super) suspect_until: Option<usize>,
     /// Tokens whose keys and values are in the cache, those of the step under way included.
@@ -116,6 +118,7 @@ impl Sequence {
             pending: 0,
             pending_row: 0,
             last_step: LastStep::default(),
+            entered: 0,
             suspect_until: None,
             computed: 0,
             scored: 0,

@@ -242,6 +242,17 @@ impl Scheduler {
         self.waiting.len()
     }
 
+    /// Block tables of those that left or were preempted while a step under way writes to them.
+    pub fn fenced(&self) -> impl Iterator<Item = &SequenceKv> + '_ {
+        self.fenced.iter().map(|fenced| &fenced.kv)
+    }
+
+    /// Sequences of a failed step are run again, one by one.
+    #[must_use]
+    pub fn isolating(&self) -> bool {
+        self.suspects.iter().any(|id| self.sequence(*id).is_some_and(|sequence| sequence.suspect_until.is_some()))
+    }
+
     /// Names of the running sequences, the one that is preempted last first.
     pub fn running_ids(&self) -> impl Iterator<Item = SequenceId> + '_ {
         self.running.iter().map(|(_, _, id)| *id)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Outcome, Plan, Scheduled, Scheduler, SequenceId, plan::LastStep};
+use super::{Outcome, Plan, Scheduled, Scheduler, Sequence, SequenceId, plan::LastStep};
 
 /// Which of the running sequences a pass looks at.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -163,6 +163,9 @@ impl Scheduler {
             self.suspects.push_back(entry.sequence);
             self.counters.reruns += 1;
         }
+        let mut suspects = std::mem::take(&mut self.suspects);
+        suspects.make_contiguous().sort_by_key(|id| self.sequence(*id).map(Sequence::rank));
+        self.suspects = suspects;
         for entry in plans.iter().flat_map(|plan| &plan.entries) {
             self.start_again(entry.sequence);
         }
