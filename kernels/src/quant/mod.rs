@@ -1,9 +1,11 @@
-//! Weight block formats: one file each, decode to f32; and the one form of quantised activations.
+//! Weight block formats: one file each, decode to f32 and encode; and the one form of quantised activations.
 //!
 //! A matrix row is a run of blocks; a block holds a fixed number of consecutive columns. Formats and their byte order are
 //! those of GGUF. Nothing here is fast: decoders define the values that packed kernels must reproduce.
 
 mod activation;
+mod encode;
+mod fit;
 mod float;
 mod iq4;
 mod k_quants;
@@ -12,6 +14,7 @@ mod q5;
 mod q8;
 
 pub use activation::{ACTIVATION_BLOCK, quantize_activations};
+pub use encode::quantize;
 pub(crate) use iq4::{IQ4_VALUES, MXFP4_VALUES, e8m0_half, iq4_xs_scale};
 pub(crate) use k_quants::{q3_k_scales, scales_and_mins};
 
@@ -198,6 +201,22 @@ pub fn dequantize(tensor_type: TensorType, bytes: &[u8], out: &mut [f32]) -> Res
 /// The f16 at `bytes[at .. at + 2]`.
 pub(crate) fn f16_at(bytes: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// The f16 nearest to `x`, little endian; at most ±65504.
+fn f16_bits(x: f32) -> [u8; 2] {
+    half::f16::from_f32(x.clamp(-65504.0, 65504.0)).to_le_bytes()
+}
+
+/// Writes the f16 nearest to `x`; its value.
+fn put_f16(out: &mut [u8], x: f32) -> f32 {
+    out.copy_from_slice(&f16_bits(x));
+    f16_at(out, 0)
+}
+
+/// The value of the f16 nearest to `x`.
+fn rounded_f16(x: f32) -> f32 {
+    f16_at(&f16_bits(x), 0)
 }
 
 #[cfg(test)]
