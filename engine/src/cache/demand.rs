@@ -74,16 +74,21 @@ impl KvCache {
         (0..self.groups().len()).map(cost).sum::<usize>() + spare <= self.free()
     }
 
-    /// Blocks that a running sequence, `shared` blocks of which it found, still takes until it holds `tokens` tokens.
+    /// Blocks that a running sequence still takes until it holds `tokens` tokens, if nobody shares more of its blocks
+    /// meanwhile: those that others own too don't come back when they leave its window.
     #[must_use]
-    pub fn still_to_take(&self, kv: &SequenceKv, shared: usize, tokens: usize) -> usize {
+    pub fn still_to_take(&self, kv: &SequenceKv, tokens: usize) -> usize {
         let ahead = self.blocks_for(tokens).saturating_sub(kv.blocks());
         if ahead == 0 {
             return 0;
         }
         let group = |group: usize| {
-            let peak = self.footprint.group_peak(group, tokens, self.footprint.step_rows);
-            peak.saturating_sub(kv.group_beyond(group, shared)).min(ahead)
+            if self.groups()[group].reach().is_none() {
+                return ahead;
+            }
+            let live = &kv.table(group)[kv.dead(group)..];
+            let own = live.iter().filter(|block| self.pool.refs(**block) == 1).count();
+            self.footprint.group_peak(group, tokens, self.footprint.step_rows).saturating_sub(own).min(ahead)
         };
         (0..self.groups().len()).map(group).sum()
     }

@@ -38,10 +38,6 @@ impl SequenceKv {
     /// Blocks owned, all groups together, beyond the first `shared` of each table.
     #[must_use]
     pub fn owned_beyond(&self, shared: usize) -> usize {
-        (0..self.tables.len()).map(|group| self.group_beyond(group, shared)).sum()
-    }
-
-    pub(super) fn group_beyond(&self, group: usize, shared: usize) -> usize {
-        self.table(group).len().saturating_sub(self.dead(group).max(shared))
+        self.tables.iter().zip(&self.dead).map(|(table, dead)| table.len().saturating_sub((*dead).max(shared))).sum()
     }
 }

@@ -57,15 +57,16 @@ impl KvCache {
         let mut missing = Vec::new();
         for group in 0..self.groups().len() {
             let dead = self.footprint.dead(group, blocks * self.block_size());
-            for i in dead..blocks {
-                let name = name(group, hashes[i]);
+            for (i, hash) in hashes[..blocks].iter().enumerate() {
+                let name = name(group, *hash);
                 match self.index.get(&name) {
                     Some(block) => present.push(block),
-                    None => missing.push((i, name)),
+                    None if i >= dead => missing.push((i, name)),
+                    None => {}
                 }
             }
         }
-        // What is there already must not make room for the rest.
+        // What is there already must not make room for the rest, be it of use to a shorter hit only.
         present.iter().for_each(|block| self.pool.touch(*block));
         missing.sort_unstable_by_key(|(i, name)| (*i, name.group));
         for (i, name) in missing {

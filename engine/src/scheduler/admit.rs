@@ -212,7 +212,7 @@ impl Scheduler {
 
     /// Blocks that a running sequence was let in for but has not taken yet. A count, not taken blocks.
     fn still_to_take(&self, sequence: &Sequence) -> usize {
-        self.cache.still_to_take(&sequence.kv, sequence.shared, sequence.tokens.len())
+        self.cache.still_to_take(&sequence.kv, sequence.tokens.len())
     }
 }
 
