@@ -82,6 +82,15 @@ pub struct EngineOptions {
     /// Milliseconds between tokens that running streams keep while long prompts are computed; those then take longer [default: none]
     #[arg(long, value_name = "MS", env = "QUIRE_ITL_TARGET_MS")]
     itl_target_ms: Option<f64>,
+    /// Steps planned while one is under way, 0 or 1; pays where the device computes by itself, which the CPU doesn't
+    #[arg(long, value_name = "N", default_value_t = 0, env = "QUIRE_STEP_AHEAD")]
+    step_ahead: usize,
+    /// Work waits, but no step has ended for so long: not ready
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "60s", env = "QUIRE_STALL_AFTER")]
+    stall_after: Duration,
+    /// The same for so long: the process ends with an error, so that another can take its place; 0: never
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5m", env = "QUIRE_GIVE_UP_AFTER")]
+    give_up_after: Duration,
     /// The arithmetic: cpu is fast, reference is its scalar definition
     #[arg(long, value_enum, default_value_t = BackendName::Cpu, env = "QUIRE_BACKEND")]
     backend: BackendName,
@@ -139,6 +148,8 @@ impl EngineOptions {
                 bail!("--{flag} must be at least 1");
             }
         }
+        ensure!(self.step_ahead <= 1, "--step-ahead must be 0 or 1, not {}", self.step_ahead);
+        ensure!(!self.stall_after.is_zero(), "--stall-after must be above 0");
         ensure!(self.threads.is_none_or(|threads| threads <= 1024), "--threads must be at most 1024");
         if let Some(ms) = self.itl_target_ms {
             ensure!((0.1..=60_000.0).contains(&ms), "--itl-target-ms must be between 0.1 and 60000, not {ms}");
@@ -155,6 +166,9 @@ impl EngineOptions {
             max_batched_tokens: self.max_num_batched_tokens,
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
+            step_ahead: self.step_ahead,
+            stall_after: self.stall_after,
+            give_up_after: (!self.give_up_after.is_zero()).then_some(self.give_up_after),
             itl_target: self.itl_target_ms.map(|ms| Duration::from_secs_f64(ms / 1e3)),
             ..EngineConfig::default()
         })

@@ -87,13 +87,14 @@ impl Engines {
         ]
     }
 
-    /// Returns when a step loop has ended although nobody asked it to: nothing in this process can mend that.
-    pub async fn died(&self) {
+    /// Returns when a step loop has ended although nobody asked it to, or a step does not: nothing in this process can mend
+    /// that. Gives what happened.
+    pub async fn died(&self) -> &'static str {
         loop {
             tokio::time::sleep(HEARTBEAT).await;
-            if self.0.get().is_some_and(|service| service.handles().iter().any(|handle| !handle.health().alive)) {
-                return;
-            }
+            let Some(service) = self.0.get() else { continue };
+            let Some(health) = service.handles().iter().map(|handle| handle.health()).find(|health| health.hopeless) else { continue };
+            return if health.alive { "a step does not end (--give-up-after)" } else { "the engine has ended unexpectedly" };
         }
     }
 }

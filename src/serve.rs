@@ -87,7 +87,7 @@ pub async fn run(args: ServeArgs) -> Result<ExitCode> {
     let stopped = tokio::select! {
         stopped = &mut served => stopped.context("the server failed")??,
         () = shutdown.now.cancelled() => return Ok(ExitCode::from(130)),
-        () = engines.died() => bail!("the engine has ended unexpectedly"),
+        why = engines.died() => bail!("{why}"),
     };
     if stopped.cut > 0 {
         tracing::warn!(requests = stopped.cut, "ended at the drain deadline");

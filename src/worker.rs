@@ -83,7 +83,7 @@ pub async fn run(args: WorkerArgs) -> Result<ExitCode> {
     tokio::select! {
         served = serve(listener, &loaded.service, &args.drain, &shutdown) => served?,
         () = shutdown.now.cancelled() => return Ok(ExitCode::from(130)),
-        () = engines.died(), if !shutdown.begin.is_cancelled() => bail!("the engine has ended unexpectedly"),
+        why = engines.died(), if !shutdown.begin.is_cancelled() => bail!("{why}"),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -52,6 +52,8 @@ pub struct EngineConfig {
     pub step_ahead: usize,
     /// Work is waiting but no step has finished for this long: not ready.
     pub stall_after: Duration,
+    /// After so long it is given up: the process should end, and another begin. `None`: it never is.
+    pub give_up_after: Option<Duration>,
 }
 
 impl Default for EngineConfig {
@@ -75,6 +77,7 @@ impl Default for EngineConfig {
             itl_target: None,
             step_ahead: 0,
             stall_after: Duration::from_secs(60),
+            give_up_after: Some(Duration::from_secs(300)),
         }
     }
 }

@@ -162,7 +162,7 @@ async fn a_request_that_breaks_every_step_fails_alone() {
         poisoned.push(bad);
         let said = ask(&handle, request(poisoned, 10)).await;
         assert_eq!(said.reason(), FinishReason::Error);
-        assert!(said.finished[0].message.contains("told to"), "{}", said.finished[0].message);
+        assert!(said.finished[0].message.contains("this request alone"), "{}", said.finished[0].message);
         at_rest(&handle).await;
         // Its blocks were named in the step that failed: nobody may find them.
         let said = ask(&handle, request(clean.clone(), 10)).await;
@@ -416,12 +416,17 @@ async fn the_queue_is_bounded() {
 
 #[tokio::test]
 async fn a_stuck_step_makes_it_unready_and_the_next_one_ready() {
-    let (handle, switches) = engine(64, |config| config.stall_after = Duration::from_millis(50));
+    let (handle, switches) = engine(64, |config| {
+        config.stall_after = Duration::from_millis(50);
+        config.give_up_after = Some(Duration::from_millis(300));
+    });
     assert!(handle.health().ready());
     switches.hold.store(true, Ordering::Relaxed);
     let events = handle.generate(request(prompt(1, 10), 5)).unwrap();
     tokio::time::sleep(Duration::from_millis(150)).await;
-    assert!(handle.health().stalled && !handle.health().ready());
+    assert!(handle.health().stalled && !handle.health().ready() && !handle.health().hopeless);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(handle.health().hopeless);
     switches.hold.store(false, Ordering::Relaxed);
     check(&listen(events).await, &prompt(1, 10), 5);
     at_rest(&handle).await;

@@ -74,6 +74,8 @@ pub struct Health {
     pub step_age: Duration,
     /// Work is there, but no step has ended for longer than the configuration allows.
     pub stalled: bool,
+    /// The same, for so long that it is not going to end.
+    pub hopeless: bool,
 }
 
 impl Health {
@@ -94,6 +96,7 @@ struct Shared {
     inbox: Arc<Inbox>,
     admission: Admission,
     stall_after: Duration,
+    give_up_after: Option<Duration>,
     epoch: u64,
     kv: KvFigures,
     card: ModelCard,
@@ -165,6 +168,7 @@ impl EngineHandle {
             inbox,
             admission,
             stall_after: config.stall_after,
+            give_up_after: config.give_up_after,
             epoch,
             kv,
             card,
@@ -197,7 +201,14 @@ impl EngineHandle {
     #[must_use]
     pub fn health(&self) -> Health {
         let load = self.load();
-        Health { alive: load.alive, draining: load.draining, step_age: load.step_age, stalled: load.step_age > self.shared.stall_after }
+        let Shared { stall_after, give_up_after, .. } = &*self.shared;
+        Health {
+            alive: load.alive,
+            draining: load.draining,
+            step_age: load.step_age,
+            stalled: load.step_age > *stall_after,
+            hopeless: !load.alive || give_up_after.is_some_and(|limit| load.step_age > limit),
+        }
     }
 
     /// Batches of changes to the prefix index, the first of them a snapshot. The channel ends when the subscriber falls

@@ -143,10 +143,14 @@ impl StepLoop {
         self.inbox.metrics().step_failed(self.scheduler.counters().reruns - before);
         let Some(id) = guilty else { return Ok(()) };
         if let Some(request) = self.choices.get(id).map(|choice| choice.request).and_then(|key| self.requests.get_mut(key)) {
-            tracing::error!(request_id = %request.request_id, "a request failed alone after its step had failed: {message}");
+            tracing::error!(request_id = %request.request_id, "a step failed again with this request alone: {message}");
         }
         self.inbox.metrics().row_failed();
-        self.finish(id, Stop { reason: FinishReason::Error, token: None }, &format!("the model could not compute this request: {message}"));
+        self.finish(
+            id,
+            Stop { reason: FinishReason::Error, token: None },
+            "a step with this request failed, and failed again with this request alone",
+        );
         self.probe()
     }
 

@@ -139,7 +139,7 @@ impl Dispatch {
                     FinishReason::Abort => return Ok(None),
                     FinishReason::Error | FinishReason::Unspecified => {
                         tracing::error!(request = %self.plan.request.request_id, message = %finished.message, "a worker failed a request");
-                        return Err(ApiError::Internal("The model failed on this request.".to_owned()));
+                        return Err(ApiError::Internal(format!("The model failed on this request: {}.", finished.message)));
                     }
                 }
             }
