@@ -154,7 +154,8 @@ impl Site {
     }
 
     async fn complete(&self, model: &str, prompt: &[u32]) -> (u16, Value) {
-        let body = json!({"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 1});
+        let body = json!({"model": model, "prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true, "logprobs": 1,
+            "logit_bias": {PANIC.to_string(): -100, POISON.to_string(): -100}});
         let (status, body) = self.call("POST", "/v1/completions", body.to_string()).await;
         (status, serde_json::from_slice(&body).unwrap())
     }
