@@ -58,7 +58,7 @@ pub struct EngineOptions {
     /// Compute threads [default: one per physical core]
     #[arg(long, short = 't', env = "QUIRE_THREADS")]
     threads: Option<usize>,
-    /// How keys and values are stored
+    /// How keys and values are stored; q8 and fp8 take little more than half of f16's memory
     #[arg(long, value_enum, default_value_t = KvTypeName::F16, env = "QUIRE_KV_TYPE")]
     kv_type: KvTypeName,
     /// Memory for keys and values, e.g. 512MiB [default: a few full contexts]
@@ -103,6 +103,8 @@ pub struct EngineOptions {
 pub enum KvTypeName {
     F16,
     F32,
+    Q8,
+    Fp8,
 }
 
 impl From<KvTypeName> for KvType {
@@ -110,6 +112,8 @@ impl From<KvTypeName> for KvType {
         match name {
             KvTypeName::F16 => Self::F16,
             KvTypeName::F32 => Self::F32,
+            KvTypeName::Q8 => Self::Q8,
+            KvTypeName::Fp8 => Self::Fp8,
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use quire_kernels::{
-    backend::{AttentionArgs, Backend, KvShape, KvType, Linear, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape},
+    backend::{AttentionArgs, Backend, KvShape, KvType, Linear, Mask, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape},
     cpu::{CpuBackend, CpuOptions, Isa, pool::Pool},
     plan::{GroupPlan, NO_TOKEN, SamplingPlan, StepLimits, StepPlan},
     quant::{TensorType, TensorView},
@@ -141,7 +141,16 @@ fn attention(isa: Isa, threads: usize, case: &Case) -> (f64, f64, f64) {
     let backend = CpuBackend::new(CpuOptions { threads, isa: Some(isa) }).unwrap();
     let &Case { heads, kv_heads, head_dim, sequences, keys, rows, .. } = case;
     let stride = keys.div_ceil(BLOCK);
-    let shape = KvShape { layers: 1, blocks: stride * sequences, block_size: BLOCK, kv_heads, head_dim, kv_type: KvType::F16 };
+    let shape = KvShape {
+        layers: 1,
+        blocks: stride * sequences,
+        block_size: BLOCK,
+        kv_heads,
+        key_dim: head_dim,
+        value_dim: head_dim,
+        shared_values: false,
+        kv_type: KvType::F16,
+    };
     let limits = StepLimits { rows: sequences * keys, sequences, logit_rows: 1, blocks_per_sequence: stride, top_logprobs: 0 };
     let qkv_rows = (heads + 2 * kv_heads) * head_dim;
     let noise = |n: usize| (0..n).map(|i| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0).collect::<Vec<f32>>();
@@ -151,7 +160,8 @@ fn attention(isa: Isa, threads: usize, case: &Case) -> (f64, f64, f64) {
         .unwrap();
     let mut kv = backend.kv(&shape).unwrap();
     let mut inputs = backend.inputs(&limits, 1).unwrap();
-    let workspace = WorkspaceShape { limits, max_in: COLUMNS, max_out: qkv_rows, vocabulary: 1, heads, head_dim };
+    let workspace =
+        WorkspaceShape { limits, max_in: COLUMNS, max_out: qkv_rows, vocabulary: 1, heads, key_dim: head_dim, value_dim: head_dim };
     let mut workspace = backend.workspace(&workspace).unwrap();
     let hidden = backend.buffer_from(&noise(sequences * keys * COLUMNS)).unwrap();
     let (norm, rope) = (backend.buffer_from(&[1.0; COLUMNS]).unwrap(), backend.buffer(0).unwrap());
@@ -172,7 +182,18 @@ fn attention(isa: Isa, threads: usize, case: &Case) -> (f64, f64, f64) {
     backend.upload(&step(case, 0), &mut inputs).unwrap();
     backend.qkv_rope_write(&inputs, &fill, &hidden, &mut kv, &mut q, &mut workspace).unwrap();
     backend.upload(&step(case, keys - rows), &mut inputs).unwrap();
-    let args = AttentionArgs { heads, kv_heads, head_dim, scale: 0.1, group: 0, layer: 0 };
+    let args = AttentionArgs {
+        heads,
+        kv_heads,
+        key_dim: head_dim,
+        value_dim: head_dim,
+        scale: 0.1,
+        mask: Mask::Causal,
+        softcap: None,
+        sinks: None,
+        group: 0,
+        layer: 0,
+    };
     let time = seconds(|| backend.attention(&inputs, &args, &q, &kv, &mut out, &mut workspace).unwrap());
     let seen: usize = (keys - rows + 1..=keys).sum();
     let macs = 2 * sequences * heads * head_dim * seen;
@@ -184,7 +205,7 @@ fn sampling(isa: Isa, threads: usize, read: f64) {
     let (vocabulary, rows) = (49_152, 16);
     let backend = CpuBackend::new(CpuOptions { threads, isa: Some(isa) }).unwrap();
     let limits = StepLimits { rows, sequences: rows, logit_rows: rows, blocks_per_sequence: 1, top_logprobs: 20 };
-    let workspace = WorkspaceShape { limits, max_in: 1, max_out: 1, vocabulary, heads: 1, head_dim: 16 };
+    let workspace = WorkspaceShape { limits, max_in: 1, max_out: 1, vocabulary, heads: 1, key_dim: 16, value_dim: 16 };
     let (mut inputs, mut sampled) = (backend.inputs(&limits, vocabulary).unwrap(), backend.sampled(&limits).unwrap());
     let mut workspace = backend.workspace(&workspace).unwrap();
     // Like a language model's: most far below a few.

@@ -8,6 +8,8 @@
 //!
 //! Activations are f32, row-major, `rows × width`. Weights are whatever the backend packed at load.
 
+pub use crate::kv::{AttentionArgs, KvShape, KvType, Mask};
+
 use crate::{
     KernelError,
     plan::{StepLimits, StepOutput, StepPlan},
@@ -22,55 +24,6 @@ pub struct BackendInfo {
     /// What the arithmetic depends on, e.g. `avx2`.
     pub instruction_set: String,
     pub threads: usize,
-}
-
-/// How keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvType {
-    F32,
-    F16,
-}
-
-impl KvType {
-    /// Bytes of one element.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-
-    /// As flags and fingerprints spell it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-        }
-    }
-}
-
-/// Shape of the paged cache. Cache groups share its blocks: each group's block table names blocks of its own, and each
-/// block holds as many layers as a group has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Layers of one block.
-    pub layers: usize,
-    pub blocks: usize,
-    /// Tokens per block; a multiple of 16 that divides [`CHUNK`].
-    pub block_size: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub kv_type: KvType,
-}
-
-impl KvShape {
-    /// Bytes of one block: keys and values of all layers.
-    #[must_use]
-    pub fn block_bytes(&self) -> usize {
-        2 * self.layers * self.block_size * self.kv_heads * self.head_dim * self.kv_type.bytes()
-    }
 }
 
 /// Attention is cut at key positions that are multiples of this, whatever the chunk, batch or thread: partial softmax
@@ -129,7 +82,7 @@ pub struct Linear<'a, B: Backend> {
 /// Q, K and V projection, rotation, and the write of K and V into the cache.
 pub struct QkvArgs<'a, B: Backend> {
     pub norm: Norm<'a, B>,
-    /// (heads + 2 · kv_heads) · head_dim rows: Q, then K, then V; with its bias, if the model has one.
+    /// heads · head_dim + kv_heads · (head_dim + the cache's value dim) rows: Q, then K, then V; with its bias, if the model has one.
     pub linear: Linear<'a, B>,
     /// cos and sin per row, from [`Backend::rope_rows`].
     pub rope: &'a B::Buffer,
@@ -144,18 +97,6 @@ pub struct QkvArgs<'a, B: Backend> {
     pub layer: usize,
 }
 
-/// Attention of each row over its sequence's cache, causal.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionArgs {
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    /// Multiplies q·k.
-    pub scale: f32,
-    pub group: usize,
-    pub layer: usize,
-}
-
 /// What scratch ops need at most, so that it is allocated once.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkspaceShape {
@@ -165,8 +106,10 @@ pub struct WorkspaceShape {
     /// Largest output width of any linear but the logits.
     pub max_out: usize,
     pub vocabulary: usize,
+    /// Of any layer.
     pub heads: usize,
-    pub head_dim: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
 }
 
 /// One device's arithmetic.
@@ -231,11 +174,23 @@ pub trait Backend: Send + Sync + Sized + 'static {
         q: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
-    /// Paged attention over the ragged batch, prefill and decode rows together; `out` is rows × heads · head_dim.
+    /// Stores keys (rows × kv_heads · key_dim) and values (rows × kv_heads · value_dim; none where the cache shares them) of one
+    /// layer at the rows' slots, as the cache stores: for models whose keys don't come from one projection.
+    fn write_kv(
+        &self,
+        inputs: &Self::Inputs,
+        group: usize,
+        layer: usize,
+        keys: &Self::Buffer,
+        values: Option<&Self::Buffer>,
+        kv: &mut Self::Kv,
+    ) -> Result<(), KernelError>;
+    /// Paged attention over the ragged batch, prefill and decode rows together; `q` is rows × heads · key_dim, `out` is rows ×
+    /// heads · value_dim.
     fn attention(
         &self,
         inputs: &Self::Inputs,
-        args: &AttentionArgs,
+        args: &AttentionArgs<'_, Self>,
         q: &Self::Buffer,
         kv: &Self::Kv,
         out: &mut Self::Buffer,

@@ -1,6 +1,7 @@
 //! Numbers only: fused operations over caller-owned buffers, on one device.
 //!
 //! - [`backend`]: the trait that a device implements, cut at fusion size
+//! - [`kv`]: how keys and values are stored, and which of them a row sees
 //! - [`plan`]: what one step computes, as flat arrays
 //! - [`inputs`]: a checked copy of it in host memory
 //! - [`sampling`]: how logits become tokens, to the bit
@@ -19,6 +20,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod inputs;
+pub mod kv;
 pub mod plan;
 pub mod quant;
 pub mod reference;

@@ -54,7 +54,8 @@ pub struct StepPlan {
 pub struct GroupPlan {
     /// Per row: block · block size + offset, where its K and V are stored.
     pub slots: Vec<u32>,
-    /// Sequences × `stride`: block ids in order of position; unused entries are 0.
+    /// Sequences × `stride`: block ids in order of position; unused entries are 0. So may be those of blocks that lie wholly before
+    /// what the sequence's first row sees (its mask's [`first_key`](crate::kv::Mask::first_key)): they are not read.
     pub block_tables: Vec<u32>,
     /// Entries of one block table in `block_tables`.
     pub stride: usize,

@@ -210,7 +210,7 @@ fn attention_from_the_same_cache() {
                 shape.rope_dim = shape.head_dim & !1;
             }
             shape.hidden = shape.qkv_rows();
-            shape.kv_type = random.pick(&[KvType::F16, KvType::F32]);
+            shape.kv_type = random.pick(&KvType::ALL);
             let mut weights = Weights::random(random, shape, [TensorType::F32; 2], TensorType::F32, false);
             weights.qkv = vec![Tensor::identity(shape.hidden)];
             weights.qkv_bias = None;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use quire_kernels::{
     KernelError,
-    backend::{AttentionArgs, Backend, Linear, Norm, QkvArgs, WorkspaceShape},
+    backend::{AttentionArgs, Backend, Linear, Mask, Norm, QkvArgs, WorkspaceShape},
     plan::StepLimits,
 };
 
@@ -51,7 +51,8 @@ impl<B: Backend> Scratch<B> {
                 max_out: d.qkv_rows().max(2 * d.feed_forward).max(d.hidden),
                 vocabulary: d.vocabulary,
                 heads: d.heads,
-                head_dim: d.head_dim,
+                key_dim: d.head_dim,
+                value_dim: d.head_dim,
             })?,
         })
     }
@@ -123,8 +124,18 @@ impl<B: Backend> Decoder<B> {
                 group,
                 layer,
             };
-            let attention =
-                AttentionArgs { heads: d.heads, kv_heads: d.kv_heads, head_dim: d.head_dim, scale: d.attention_scale, group, layer };
+            let attention = AttentionArgs {
+                heads: d.heads,
+                kv_heads: d.kv_heads,
+                key_dim: d.head_dim,
+                value_dim: d.head_dim,
+                scale: d.attention_scale,
+                mask: Mask::Causal,
+                softcap: None,
+                sinks: None,
+                group,
+                layer,
+            };
             backend.qkv_rope_write(inputs, &qkv, hidden, kv, q, workspace)?;
             backend.attention(inputs, &attention, q, kv, attended, workspace)?;
             backend.linear_add(inputs, &linear(&weights.attention_output), attended, hidden, workspace)?;

@@ -140,7 +140,9 @@ pub fn plan_memory(
         blocks: 1,
         block_size,
         kv_heads: description.kv_heads,
-        head_dim: description.head_dim,
+        key_dim: description.head_dim,
+        value_dim: description.head_dim,
+        shared_values: false,
         kv_type: config.kv_type,
     };
     let block_bytes = shape.block_bytes();

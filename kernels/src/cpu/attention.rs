@@ -5,7 +5,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{
-    attention_kernel::{SUB_KEYS, State, Tile},
+    CpuBackend,
+    attention_tile::{SUB_KEYS, State, Tile},
     dispatch::Kernels,
     kv::CpuKv,
     memory::{CpuBuffer, Shared},
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{
     KernelError,
-    backend::{AttentionArgs, CHUNK, KvType, WorkspaceShape},
+    backend::{AttentionArgs, CHUNK, KvType, Mask, WorkspaceShape},
     plan::StepPlan,
 };
 
@@ -30,6 +31,8 @@ struct Item {
     kv_head: u32,
     first_row: u32,
     tokens: u32,
+    /// Pieces of the whole tile begin here, for all its parts.
+    tile_chunk: u32,
     first_chunk: u32,
     last_chunk: u32,
     /// Index of the [`Split`] that this is a part of, or [`WHOLE`].
@@ -60,7 +63,7 @@ pub(super) struct AttentionScratch {
 #[derive(Clone, Copy)]
 struct Sizes {
     rows: usize,
-    head_dim: usize,
+    key_dim: usize,
     padded: usize,
     thread: usize,
 }
@@ -68,29 +71,29 @@ struct Sizes {
 impl AttentionScratch {
     pub(super) fn new(shape: &WorkspaceShape, threads: usize) -> Result<Self, KernelError> {
         let rows = TILE_ROWS.max(shape.heads);
-        let head_dim = shape.head_dim;
-        let padded = head_dim.next_multiple_of(LANES);
-        let values = rows * (head_dim + CHUNK + 2 * padded + 4) + SUB_KEYS * (head_dim + padded);
+        let key_dim = shape.key_dim;
+        let padded = shape.value_dim.next_multiple_of(LANES);
+        let values = rows * (key_dim + CHUNK + 2 * padded + 4) + SUB_KEYS * (key_dim + padded);
         let thread = values.next_multiple_of(LANES) + 16 * LANES;
         // Enough to split one sequence of full length: a piece has as many keys as a block or more.
         let partial_rows = (shape.limits.blocks_per_sequence * shape.heads).max(4 * threads * rows);
         Ok(Self {
-            items: Vec::with_capacity(shape.limits.sequences * shape.heads + shape.limits.rows),
+            items: Vec::with_capacity(shape.limits.sequences * shape.heads + shape.limits.rows * shape.heads.div_ceil(8) + 8 * threads),
             splits: Vec::with_capacity(4 * threads),
             threads: CpuBuffer::new("attention scratch", threads * thread)?,
             partial: CpuBuffer::new("attention scratch", partial_rows * (padded + LANES))?,
             partial_rows,
-            sizes: Sizes { rows, head_dim, padded, thread },
+            sizes: Sizes { rows, key_dim, padded, thread },
         })
     }
 
     /// Whether heads of this shape fit.
-    pub(super) fn fits(&self, heads_per_kv: usize, head_dim: usize) -> bool {
-        heads_per_kv <= self.sizes.rows && head_dim <= self.sizes.head_dim
+    pub(super) fn fits(&self, heads_per_kv: usize, key_dim: usize, value_dim: usize) -> bool {
+        heads_per_kv <= self.sizes.rows && key_dim <= self.sizes.key_dim && value_dim <= self.sizes.padded
     }
 
     /// Cuts the batch. Returns the multiply-adds of a head element.
-    fn cut(&mut self, plan: &StepPlan, kv_heads: usize, heads: usize, threads: usize) -> usize {
+    fn cut(&mut self, plan: &StepPlan, kv_heads: usize, heads: usize, mask: Mask, threads: usize) -> usize {
         self.items.clear();
         self.splits.clear();
         let group = heads / kv_heads;
@@ -107,38 +110,56 @@ impl AttentionScratch {
         let wanted = if threads > 1 && count < 3 * threads { (4 * threads).div_ceil(count.max(1)) } else { 1 };
         let (mut work, mut base) = (0, 0);
         for (s, w) in plan.row_starts.windows(2).enumerate() {
-            for first_row in (w[0]..w[1]).step_by(tokens) {
-                let n = (w[1] - first_row).min(tokens as u32);
-                let keys = plan.positions[(first_row + n - 1) as usize] as usize + 1;
-                work += keys * n as usize * heads;
-                let chunks = keys.div_ceil(CHUNK);
+            let mut first_row = w[0];
+            while first_row < w[1] {
+                let position = plan.positions[first_row as usize] as usize;
+                // Rows of a tile see keys from the same border on.
+                let here = if let Mask::Chunk(keys) = mask { tokens.min(keys - position % keys) } else { tokens };
+                let n = (w[1] - first_row).min(here as u32);
+                let (first, end) = (mask.first_key(position), position + n as usize);
+                work += (end - first) * n as usize * heads;
+                let (tile_chunk, last_chunk) = (first / CHUNK, end.div_ceil(CHUNK));
+                let item = Item {
+                    sequence: s as u32,
+                    kv_head: 0,
+                    first_row,
+                    tokens: n,
+                    tile_chunk: tile_chunk as u32,
+                    first_chunk: tile_chunk as u32,
+                    last_chunk: last_chunk as u32,
+                    split: WHOLE,
+                };
                 for kv_head in 0..kv_heads as u32 {
-                    let item =
-                        Item { sequence: s as u32, kv_head, first_row, tokens: n, first_chunk: 0, last_chunk: chunks as u32, split: WHOLE };
-                    let rows = n as usize * group * chunks;
-                    let parts = wanted.min(chunks);
-                    if parts < 2 || base + rows > self.partial_rows {
-                        self.items.push(item);
-                        continue;
-                    }
-                    let split = self.splits.len() as u32;
-                    self.splits.push(Split { base, chunks, unfinished: AtomicU32::new(parts as u32) });
-                    base += rows;
-                    for part in 0..parts {
-                        let (first_chunk, last_chunk) = ((chunks * part / parts) as u32, (chunks * (part + 1) / parts) as u32);
-                        self.items.push(Item { first_chunk, last_chunk, split, ..item });
-                    }
+                    self.share(Item { kv_head, ..item }, n as usize * group, wanted, &mut base);
                 }
+                first_row += n;
             }
         }
         2 * work
+    }
+
+    /// Adds a tile as one item, or as about `wanted` parts if there is room for their results from row `base` on.
+    fn share(&mut self, item: Item, rows: usize, wanted: usize, base: &mut usize) {
+        let (first, chunks) = (item.first_chunk as usize, (item.last_chunk - item.first_chunk) as usize);
+        let parts = wanted.min(chunks);
+        if parts < 2 || *base + rows * chunks > self.partial_rows {
+            self.items.push(item);
+            return;
+        }
+        let split = self.splits.len() as u32;
+        self.splits.push(Split { base: *base, chunks, unfinished: AtomicU32::new(parts as u32) });
+        *base += rows * chunks;
+        for part in 0..parts {
+            let (first_chunk, last_chunk) = ((first + chunks * part / parts) as u32, (first + chunks * (part + 1) / parts) as u32);
+            self.items.push(Item { first_chunk, last_chunk, split, ..item });
+        }
     }
 }
 
 /// Everything that stays the same over one call.
 struct Call<'a> {
     kernels: &'static Kernels,
-    args: &'a AttentionArgs,
+    args: &'a AttentionArgs<'a, CpuBackend>,
     plan: &'a StepPlan,
     kv: &'a CpuKv,
     q: &'a [f32],
@@ -155,13 +176,13 @@ pub(super) fn attention(
     pool: &Pool,
     kernels: &'static Kernels,
     plan: &StepPlan,
-    args: &AttentionArgs,
+    args: &AttentionArgs<'_, CpuBackend>,
     q: &[f32],
     kv: &CpuKv,
     out: &mut [f32],
     scratch: &mut AttentionScratch,
 ) {
-    let work = scratch.cut(plan, args.kv_heads, args.heads, pool.threads()) * args.head_dim;
+    let work = scratch.cut(plan, args.kv_heads, args.heads, args.mask, pool.threads()) * args.key_dim.max(args.value_dim);
     let items = Chunks::new(scratch.items.len(), 1);
     let call = Call {
         kernels,
@@ -208,7 +229,7 @@ impl Call<'_> {
         if item.split == WHOLE {
             // SAFETY: `tile` is valid, see there; the backend checked the instruction set.
             unsafe { (self.kernels.clear)(&tile) };
-            for chunk in 0..item.last_chunk as usize {
+            for chunk in item.first_chunk as usize..item.last_chunk as usize {
                 self.attend(&tile, chunk);
                 // SAFETY: as above.
                 unsafe { (self.kernels.merge)(&tile, &tile.piece, chunk) };
@@ -216,9 +237,9 @@ impl Call<'_> {
             self.finish(&tile, item);
             return;
         }
-        let split = &self.splits[item.split as usize];
+        let (split, tile_chunk) = (&self.splits[item.split as usize], item.tile_chunk as usize);
         for chunk in item.first_chunk as usize..item.last_chunk as usize {
-            self.attend(&Tile { piece: self.part(split, &tile, chunk), ..tile }, chunk);
+            self.attend(&Tile { piece: self.part(split, &tile, chunk - tile_chunk), ..tile }, chunk);
         }
         // Release what this thread wrote, acquire what the others did.
         if split.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -226,7 +247,7 @@ impl Call<'_> {
             unsafe { (self.kernels.clear)(&tile) };
             for chunk in 0..split.chunks {
                 // SAFETY: as above; all pieces are written.
-                unsafe { (self.kernels.merge)(&tile, &self.part(split, &tile, chunk), chunk) };
+                unsafe { (self.kernels.merge)(&tile, &self.part(split, &tile, chunk), tile_chunk + chunk) };
             }
             self.finish(&tile, item);
         }
@@ -238,20 +259,24 @@ impl Call<'_> {
             KvType::F32 => unsafe { (self.kernels.attend_f32)(tile, chunk) },
             // SAFETY: as above.
             KvType::F16 => unsafe { (self.kernels.attend_f16)(tile, chunk) },
+            // SAFETY: as above.
+            KvType::Q8 => unsafe { (self.kernels.attend_q8)(tile, chunk) },
+            // SAFETY: as above.
+            KvType::Fp8 => unsafe { (self.kernels.attend_fp8)(tile, chunk) },
         }
     }
 
     fn finish(&self, tile: &Tile, item: &Item) {
-        let width = self.args.heads * self.args.head_dim;
-        let start = item.first_row as usize * width + item.kv_head as usize * tile.heads * self.args.head_dim;
+        let width = self.args.heads * self.args.value_dim;
+        let start = item.first_row as usize * width + item.kv_head as usize * tile.heads * self.args.value_dim;
         // A pointer, not a slice: heads of other tiles lie between this tile's.
         // SAFETY: rows and heads of this tile lie inside `out` (its length was checked), and no other tile writes them.
         unsafe { (self.kernels.finish)(tile, self.out.at(start), width) };
     }
 
-    /// Where piece `chunk` of a split tile goes.
+    /// Where the piece with this number goes, counted from the first of a split tile.
     fn part(&self, split: &Split, tile: &Tile, chunk: usize) -> State {
-        let stride = self.sizes.padded + LANES;
+        let stride = tile.padded + LANES;
         let start = (split.base + chunk * tile.rows) * stride;
         // SAFETY: `cut` gave this split as many rows as this; each piece is written by one thread and read after all are done.
         let values = unsafe { self.partial.part(start, tile.rows * stride) }.as_mut_ptr();
@@ -261,40 +286,48 @@ impl Call<'_> {
 
     /// The tile of an item, with its queries gathered into this thread's scratch.
     fn tile(&self, item: &Item, thread: usize) -> Tile {
-        let AttentionArgs { heads, kv_heads, head_dim, scale, group, layer } = *self.args;
+        let &AttentionArgs { heads, kv_heads, key_dim, value_dim, scale, mask, softcap, sinks, group, layer } = self.args;
         let (per_kv, layout) = (heads / kv_heads, &self.kv.layout);
         let rows = item.tokens as usize * per_kv;
         let padded = layout.padded;
         // SAFETY: each thread has its own part.
         let mut carver = Carver { rest: unsafe { self.threads.part(thread * self.sizes.thread, self.sizes.thread) } };
-        let q = carver.take(rows * head_dim);
+        let q = carver.take(rows * key_dim);
         for token in 0..item.tokens as usize {
-            let from = (item.first_row as usize + token) * heads * head_dim + item.kv_head as usize * per_kv * head_dim;
-            let from = &self.q[from..from + per_kv * head_dim];
-            // SAFETY: rows · head_dim values were taken.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), q.add(token * per_kv * head_dim), from.len()) };
+            let from = (item.first_row as usize + token) * heads * key_dim + item.kv_head as usize * per_kv * key_dim;
+            let from = &self.q[from..from + per_kv * key_dim];
+            // SAFETY: rows · key_dim values were taken.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), q.add(token * per_kv * key_dim), from.len()) };
         }
         let mut state = || State { values: carver.take(rows * padded), max: carver.take(rows), sum: carver.take(rows) };
         let (piece, total) = (state(), state());
         let tables = &self.plan.groups[group];
         let table = &tables.block_tables[item.sequence as usize * tables.stride..];
-        let bytes = self.kv.shape.kv_type.bytes();
+        let position = self.plan.positions[item.first_row as usize] as usize;
         Tile {
             q,
             rows,
             heads: per_kv,
-            first_limit: self.plan.positions[item.first_row as usize] as usize + 1,
-            head_dim,
+            first_limit: position + 1,
+            window: if let Mask::Window(keys) = mask { keys } else { usize::MAX },
+            floor: if let Mask::Chunk(_) = mask { mask.first_key(position) } else { 0 },
+            key_dim,
+            value_dim,
             padded,
             block_size: self.kv.shape.block_size,
             scale,
+            softcap: softcap.unwrap_or(0.0),
+            sinks: sinks.map_or(std::ptr::null(), |sinks| sinks[item.kv_head as usize * per_kv..].as_ptr()),
             // SAFETY: the layer and the head exist (checked by the caller).
-            base: unsafe { self.kv.layer(layer).add(item.kv_head as usize * layout.unit * bytes) },
+            base: unsafe { self.kv.layer(layer).add(item.kv_head as usize * layout.unit) },
             block: layout.block,
-            keys: layout.keys,
+            values: layout.values,
+            key_scales: layout.key_scales,
+            value_scales: layout.value_scales,
+            shared: self.kv.shape.shared_values,
             table: table.as_ptr(),
             scores: carver.take(rows * CHUNK),
-            wide_keys: carver.take(head_dim * SUB_KEYS),
+            wide_keys: carver.take(key_dim * SUB_KEYS),
             wide_values: carver.take(padded * SUB_KEYS),
             piece,
             total,

@@ -2,19 +2,21 @@
 //! target features that it needs.
 
 use super::{
-    activation_kernel, attention_kernel,
-    attention_kernel::{State, Tile},
+    activation_kernel, attention_kernel, attention_softmax,
+    attention_tile::{self, State, Tile},
     isa::Isa,
     sample_kernel, simd,
 };
-use crate::backend::Activation;
+use crate::{backend::Activation, kv::codec};
 
 /// # Safety
 /// Each function needs the instruction set of its table and valid pointers.
 pub(super) struct Kernels {
-    /// [`attention_kernel::attend`] for f32 and f16 caches.
+    /// [`attention_kernel::attend`] by the cache's type.
     pub attend_f32: unsafe fn(&Tile, usize),
     pub attend_f16: unsafe fn(&Tile, usize),
+    pub attend_q8: unsafe fn(&Tile, usize),
+    pub attend_fp8: unsafe fn(&Tile, usize),
     pub clear: unsafe fn(&Tile),
     pub merge: unsafe fn(&Tile, &State, usize),
     pub finish: unsafe fn(&Tile, *mut f32, usize),
@@ -22,6 +24,11 @@ pub(super) struct Kernels {
     pub gate: unsafe fn(Activation, &mut [f32], &[f32]),
     /// [`activation_kernel::narrow`].
     pub narrow: unsafe fn(&[f32], &mut [u16]),
+    /// [`codec::largest`].
+    pub magnitude: unsafe fn(&[f32]) -> u32,
+    /// Bytes of x · factor, or zeros for factor 0.
+    pub to_q8: unsafe fn(&[f32], f32, &mut [u8]),
+    pub to_fp8: unsafe fn(&[f32], f32, &mut [u8]),
     pub largest: unsafe fn(&[f32]) -> Option<f32>,
     pub find: unsafe fn(&[f32], f32) -> usize,
     pub mass: unsafe fn(&[f32], f32, f32) -> f64,
@@ -35,28 +42,53 @@ macro_rules! table {
             #![allow(clippy::undocumented_unsafe_blocks)] // Instantiations: callers keep the promises of the kernels.
             use super::*;
 
-            pub(super) static KERNELS: Kernels =
-                Kernels { attend_f32, attend_f16, clear, merge, finish, gate, narrow, largest, find, mass, mass_of_keys, collect };
+            pub(super) static KERNELS: Kernels = Kernels {
+                attend_f32,
+                attend_f16,
+                attend_q8,
+                attend_fp8,
+                clear,
+                merge,
+                finish,
+                gate,
+                narrow,
+                magnitude,
+                to_q8,
+                to_fp8,
+                largest,
+                find,
+                mass,
+                mass_of_keys,
+                collect,
+            };
 
             $(#[target_feature(enable = $features)])?
             unsafe fn attend_f32(tile: &Tile, chunk: usize) {
-                unsafe { attention_kernel::attend::<$simd, f32>(tile, chunk) }
+                unsafe { attention_kernel::attend::<$simd, attention_tile::Single>(tile, chunk) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn attend_f16(tile: &Tile, chunk: usize) {
-                unsafe { attention_kernel::attend::<$simd, u16>(tile, chunk) }
+                unsafe { attention_kernel::attend::<$simd, attention_tile::Half>(tile, chunk) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attend_q8(tile: &Tile, chunk: usize) {
+                unsafe { attention_kernel::attend::<$simd, attention_tile::Q8>(tile, chunk) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn attend_fp8(tile: &Tile, chunk: usize) {
+                unsafe { attention_kernel::attend::<$simd, attention_tile::Fp8>(tile, chunk) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn clear(tile: &Tile) {
-                unsafe { attention_kernel::clear::<$simd>(tile) }
+                unsafe { attention_softmax::clear::<$simd>(tile) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn merge(tile: &Tile, piece: &State, chunk: usize) {
-                unsafe { attention_kernel::merge::<$simd>(tile, piece, chunk) }
+                unsafe { attention_softmax::merge::<$simd>(tile, piece, chunk) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn finish(tile: &Tile, out: *mut f32, stride: usize) {
-                unsafe { attention_kernel::finish::<$simd>(tile, out, stride) }
+                unsafe { attention_softmax::finish::<$simd>(tile, out, stride) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn gate(activation: Activation, gate: &mut [f32], up: &[f32]) {
@@ -65,6 +97,25 @@ macro_rules! table {
             $(#[target_feature(enable = $features)])?
             unsafe fn narrow(x: &[f32], out: &mut [u16]) {
                 unsafe { activation_kernel::narrow::<$simd>(x, out) }
+            }
+            // Plain code, compiled for each level.
+            $(#[target_feature(enable = $features)])?
+            unsafe fn magnitude(x: &[f32]) -> u32 {
+                codec::largest(x)
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn to_q8(x: &[f32], factor: f32, out: &mut [u8]) {
+                if factor == 0.0 {
+                    return out.fill(0);
+                }
+                out.iter_mut().zip(x).for_each(|(out, x)| *out = codec::to_q8(x * factor));
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn to_fp8(x: &[f32], factor: f32, out: &mut [u8]) {
+                if factor == 0.0 {
+                    return out.fill(0);
+                }
+                out.iter_mut().zip(x).for_each(|(out, x)| *out = codec::to_fp8(x * factor));
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn largest(logits: &[f32]) -> Option<f32> {

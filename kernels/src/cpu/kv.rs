@@ -1,17 +1,24 @@
-//! The paged cache: where a key and a value lie, writing one, copying a block.
+//! The paged cache: where a key and a value lie, writing them, copying a block.
 //!
 //! Per layer, block and KV head lie the keys as [element][slot of the block], so that the lanes of a register are keys and a
 //! score needs no sum across lanes; then the values as [slot of the block][element], elements padded with zeros to whole
-//! registers. (So heads of an odd size take a little more than [`KvShape::block_bytes`].)
+//! registers (none where keys hold them); then, for byte types, the scale of each slot's key and of its value, as f32.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
-use super::{memory::Memory, simd::LANES};
+use super::{dispatch::Kernels, memory::Memory, simd::LANES};
 use crate::{
     KernelError,
-    backend::{CHUNK, KvShape, KvType},
-    inputs::shape,
+    backend::{KvShape, KvType},
+    kv::{VALUE_ALIGN, check_shape, codec},
 };
+
+const _: () = assert!(VALUE_ALIGN == LANES);
+
+/// Kernels read E4M3 numbers as 2⁻⁸ of what they are: their scales make up for it.
+const FP8_SCALE: f32 = 256.0;
+/// Elements that are converted at a time.
+const RUN: usize = 64;
 
 /// Keys and values of one cache group.
 pub struct CpuKv {
@@ -20,13 +27,16 @@ pub struct CpuKv {
     memory: Memory,
 }
 
-/// Sizes in elements.
+/// Sizes in bytes, but for `padded`.
 #[derive(Clone, Copy)]
 pub(super) struct KvLayout {
-    /// A head's elements, rounded up to whole registers.
+    /// A value's elements, rounded up to whole registers.
     pub padded: usize,
-    /// Keys of one block and head.
-    pub keys: usize,
+    /// Where the values of one block and head begin; 0 where keys hold them.
+    pub values: usize,
+    pub key_scales: usize,
+    /// The keys' where keys hold the values.
+    pub value_scales: usize,
     /// Keys and values of one block and head.
     pub unit: usize,
     /// All heads of one block of one layer.
@@ -35,29 +45,38 @@ pub(super) struct KvLayout {
     pub layer: usize,
 }
 
+impl KvLayout {
+    fn new(kv: &KvShape) -> Option<Self> {
+        let (element, scale) = (kv.kv_type.element_bytes(), kv.kv_type.scale_bytes() * kv.block_size);
+        let padded = kv.value_dim.next_multiple_of(LANES);
+        let keys = kv.key_dim.checked_mul(kv.block_size)?.checked_mul(element)?;
+        let values = if kv.shared_values { 0 } else { padded.checked_mul(kv.block_size)?.checked_mul(element)? };
+        let key_scales = keys.checked_add(values)?;
+        let (value_scales, unit) =
+            if kv.shared_values { (key_scales, key_scales + scale) } else { (key_scales + scale, key_scales + 2 * scale) };
+        let block = unit.checked_mul(kv.kv_heads)?;
+        let layer = block.checked_mul(kv.blocks)?;
+        Some(Self { padded, values: if kv.shared_values { 0 } else { keys }, key_scales, value_scales, unit, block, layer })
+    }
+}
+
 impl CpuKv {
     pub(super) fn new(kv: &KvShape) -> Result<Self, KernelError> {
-        let good = kv.block_size > 0 && kv.block_size.is_multiple_of(LANES) && CHUNK.is_multiple_of(kv.block_size);
-        shape("kv", good, || format!("block size {}: not a multiple of {LANES} that divides {CHUNK}", kv.block_size))?;
-        shape("kv", kv.head_dim > 0 && kv.kv_heads > 0, || "no heads".into())?;
-        let padded = kv.head_dim.next_multiple_of(LANES);
-        let keys = kv.head_dim * kv.block_size;
-        let unit = keys + padded * kv.block_size;
-        let block = unit * kv.kv_heads;
-        let layout = KvLayout { padded, keys, unit, block, layer: block * kv.blocks };
-        let bytes = block.checked_mul(kv.blocks).and_then(|n| n.checked_mul(kv.layers)).and_then(|n| n.checked_mul(kv.kv_type.bytes()));
-        let bytes = bytes.ok_or(KernelError::OutOfMemory { what: "KV cache", bytes: usize::MAX })?;
+        check_shape(kv)?;
+        let none = || KernelError::OutOfMemory { what: "KV cache", bytes: usize::MAX };
+        let layout = KvLayout::new(kv).ok_or_else(none)?;
+        let bytes = layout.layer.checked_mul(kv.layers).ok_or_else(none)?;
         Ok(Self { shape: *kv, layout, memory: Memory::new("KV cache", bytes)? })
     }
 
     /// First byte of a layer.
     pub(super) fn layer(&self, layer: usize) -> *const u8 {
         // SAFETY: callers pass a layer below `shape.layers` (checked by `HostInputs::check_kv`).
-        unsafe { self.memory.pointer().add(layer * self.layout.layer * self.shape.kv_type.bytes()) }
+        unsafe { self.memory.pointer().add(layer * self.layout.layer) }
     }
 
-    pub(super) fn writer(&mut self, layer: usize) -> KvWriter {
-        KvWriter { base: self.layer(layer).cast_mut(), shape: self.shape, layout: self.layout }
+    pub(super) fn writer(&mut self, kernels: &'static Kernels, layer: usize) -> KvWriter {
+        KvWriter { base: self.layer(layer).cast_mut(), shape: self.shape, layout: self.layout, kernels }
     }
 
     /// Copies a block of every layer.
@@ -65,7 +84,7 @@ impl CpuKv {
         if from == to || from.max(to) >= self.shape.blocks {
             return;
         }
-        let bytes = self.layout.block * self.shape.kv_type.bytes();
+        let bytes = self.layout.block;
         for layer in 0..self.shape.layers {
             let base = self.layer(layer).cast_mut();
             // SAFETY: both blocks exist and differ.
@@ -80,6 +99,7 @@ pub(super) struct KvWriter {
     base: *mut u8,
     shape: KvShape,
     layout: KvLayout,
+    kernels: &'static Kernels,
 }
 
 // SAFETY: all writes are atomic, so even a plan that names a slot twice makes no data race.
@@ -88,49 +108,153 @@ unsafe impl Send for KvWriter {}
 unsafe impl Sync for KvWriter {}
 
 impl KvWriter {
-    /// Stores a head's key and value, already in the cache's type: bits of f16, or of f32 in `u32`.
+    /// Stores the keys and values of all heads of one row; no values where keys hold them.
     ///
     /// # Safety
-    /// The cache is still borrowed, its type has the size of `T`, and slot and head lie inside it.
-    pub(super) unsafe fn write<T: Stored>(&self, slot: usize, head: usize, key: &[T], value: &[T]) {
-        let block_size = self.shape.block_size;
-        let (block, offset) = (slot / block_size, slot % block_size);
-        // SAFETY: inside the layer, by the caller's promise.
-        let unit = unsafe { self.base.cast::<T>().add(block * self.layout.block + head * self.layout.unit) };
-        for (i, &x) in key.iter().take(self.shape.head_dim).enumerate() {
-            // SAFETY: element i of this slot's key.
-            unsafe { T::put(unit.add(i * block_size + offset), x) };
-        }
-        for (i, &x) in value.iter().take(self.shape.head_dim).enumerate() {
-            // SAFETY: element i of this slot's value.
-            unsafe { T::put(unit.add(self.layout.keys + offset * self.layout.padded + i), x) };
+    /// The cache is still borrowed, the slot lies inside it, and the machine has the kernels' instruction set.
+    pub(super) unsafe fn write(&self, slot: usize, keys: &[f32], values: &[f32]) {
+        let KvShape { block_size, kv_heads, key_dim, value_dim, kv_type, .. } = self.shape;
+        let KvLayout { padded, values: at, key_scales, value_scales, unit, block, .. } = self.layout;
+        let (block_index, offset) = (slot / block_size, slot % block_size);
+        for head in 0..kv_heads {
+            // SAFETY: inside the layer, by the caller's promise; so are the places of this slot below.
+            unsafe {
+                let unit = self.base.add(block_index * block + head * unit);
+                if let Some(key) = keys.get(head * key_dim..).and_then(|keys| keys.get(..key_dim)) {
+                    let to = Row { first: unit, start: offset, stride: block_size, scale: unit.add(key_scales).cast::<u32>().add(offset) };
+                    self.row(kv_type, key, to);
+                }
+                if let Some(value) = values.get(head * value_dim..).and_then(|values| values.get(..value_dim)) {
+                    let scale = unit.add(value_scales).cast::<u32>().add(offset);
+                    self.row(kv_type, value, Row { first: unit.add(at), start: offset * padded, stride: 1, scale });
+                }
+            }
         }
     }
 
-    pub(super) fn kv_type(&self) -> KvType {
-        self.shape.kv_type
+    /// # Safety
+    /// `to` is the place of a row as long as `x`.
+    unsafe fn row(&self, kv_type: KvType, x: &[f32], to: Row) {
+        // SAFETY: the caller's promise; the instruction set is there.
+        unsafe {
+            match kv_type {
+                KvType::F32 => {
+                    for (i, x) in x.iter().enumerate() {
+                        to.put::<u32>(i, x.to_bits());
+                    }
+                }
+                KvType::F16 => to.convert::<u16>(x, |x, out| (self.kernels.narrow)(x, out)),
+                KvType::Q8 | KvType::Fp8 => {
+                    let fp8 = kv_type == KvType::Fp8;
+                    let (factor, scale) = codec::scales((self.kernels.magnitude)(x), codec::top(kv_type));
+                    let scale = if fp8 { scale * FP8_SCALE } else { scale };
+                    AtomicU32::from_ptr(to.scale).store(scale.to_bits(), Ordering::Relaxed);
+                    let encode = if fp8 { self.kernels.to_fp8 } else { self.kernels.to_q8 };
+                    to.convert::<u8>(x, |x, out| encode(x, factor, out));
+                }
+            }
+        }
+    }
+}
+
+/// Where a stored row lies: element i at `first`[start + i · stride], in elements.
+#[derive(Clone, Copy)]
+struct Row {
+    first: *mut u8,
+    start: usize,
+    stride: usize,
+    scale: *mut u32,
+}
+
+impl Row {
+    /// # Safety
+    /// Element i of this row, of the size of `T`, is valid for writes.
+    #[inline(always)]
+    unsafe fn put<T: Stored>(&self, i: usize, x: T) {
+        // SAFETY: the caller's promise.
+        unsafe { T::put(self.first.cast::<T>().add(self.start + i * self.stride), x) };
+    }
+
+    /// Puts what `convert` makes of `x`.
+    ///
+    /// # Safety
+    /// As of `put`, for all elements of `x`.
+    #[inline(always)]
+    unsafe fn convert<T: Stored>(&self, x: &[f32], convert: impl Fn(&[f32], &mut [T])) {
+        let mut run = [T::default(); RUN];
+        for (i, x) in x.chunks(RUN).enumerate() {
+            convert(x, &mut run[..x.len()]);
+            for (j, &x) in run[..x.len()].iter().enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe { self.put(i * RUN + j, x) };
+            }
+        }
     }
 }
 
 /// Bits of one stored element.
-pub(super) trait Stored: Copy {
+trait Stored: Copy + Default {
     /// # Safety
     /// `to` is valid for writes and aligned; all concurrent accesses are atomic.
     unsafe fn put(to: *mut Self, x: Self);
 }
 
-impl Stored for u16 {
-    #[inline(always)]
-    unsafe fn put(to: *mut Self, x: Self) {
-        // SAFETY: the caller's promise.
-        unsafe { AtomicU16::from_ptr(to) }.store(x, Ordering::Relaxed);
-    }
+macro_rules! stored {
+    ($($bits:ty, $atomic:ty;)+) => {
+        $(
+            impl Stored for $bits {
+                #[inline(always)]
+                unsafe fn put(to: *mut Self, x: Self) {
+                    // SAFETY: the caller's promise.
+                    unsafe { <$atomic>::from_ptr(to) }.store(x, Ordering::Relaxed);
+                }
+            }
+        )+
+    };
 }
 
-impl Stored for u32 {
-    #[inline(always)]
-    unsafe fn put(to: *mut Self, x: Self) {
-        // SAFETY: the caller's promise.
-        unsafe { AtomicU32::from_ptr(to) }.store(x, Ordering::Relaxed);
+stored! {
+    u8, AtomicU8;
+    u16, AtomicU16;
+    u32, AtomicU32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_the_bytes_that_the_shape_says() {
+        for kv_type in KvType::ALL {
+            for (key_dim, value_dim, shared_values) in [(64, 64, false), (5, 5, false), (24, 16, false), (16, 24, false), (36, 24, true)] {
+                let kv = KvShape { layers: 2, blocks: 3, block_size: 16, kv_heads: 2, key_dim, value_dim, shared_values, kv_type };
+                let layout = KvLayout::new(&kv).unwrap();
+                assert_eq!(layout.layer * kv.layers, kv.block_bytes() * kv.blocks, "{kv:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let kv = KvShape {
+            layers: 1,
+            blocks: 1,
+            block_size: 16,
+            kv_heads: 1,
+            key_dim: 16,
+            value_dim: 16,
+            shared_values: false,
+            kv_type: KvType::Q8,
+        };
+        assert!(CpuKv::new(&kv).is_ok());
+        for (bad, what) in [
+            (KvShape { block_size: 24, ..kv }, "block size 24"),
+            (KvShape { key_dim: 0, ..kv }, "no heads"),
+            (KvShape { value_dim: 17, shared_values: true, ..kv }, "values of 17"),
+            (KvShape { blocks: usize::MAX / 64, ..kv }, "cannot allocate"),
+        ] {
+            let error = CpuKv::new(&bad).err().unwrap().to_string();
+            assert!(error.contains(what), "{error}");
+        }
     }
 }

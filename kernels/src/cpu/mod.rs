@@ -3,7 +3,7 @@
 //! - [`isa`], [`pool`]: which instructions, which threads
 //! - [`activations`], [`linear`]: inputs prepared once per op, weights packed once at load
 //! - `projections`: the ops around a linear; `norm`, `rope`, `activation_kernel`: their parts
-//! - `attention`, `attention_kernel`, `kv`: paged attention and its cache
+//! - `attention`, `attention_kernel`, `attention_softmax`, `attention_tile`, `kv`: paged attention and its cache
 //! - `sample`, `sample_kernel`: logits to tokens
 //! - `simd`, `dispatch`: sixteen lanes on any instruction set, and the tables of kernels
 //!
@@ -14,6 +14,8 @@ mod activation_kernel;
 pub mod activations;
 mod attention;
 mod attention_kernel;
+mod attention_softmax;
+mod attention_tile;
 mod dispatch;
 pub mod isa;
 mod kv;
@@ -70,8 +72,6 @@ pub struct CpuWorkspace {
     activations: Activations,
     /// Rows × widest output: what waits for something else before it is stored.
     wide: CpuBuffer,
-    /// Keys and values of a row as halves.
-    halves: Vec<u16>,
     attention: AttentionScratch,
     /// Per thread.
     sampling: Vec<SampleScratch>,
@@ -98,13 +98,6 @@ impl CpuBackend {
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
-    }
-
-    fn check_heads(op: &'static str, args: &AttentionArgs, kv: &CpuKv, scratch: &AttentionScratch) -> Result<(), KernelError> {
-        let &AttentionArgs { heads, kv_heads, head_dim, .. } = args;
-        shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
-        shape(op, kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), || format!("{heads} heads over {kv_heads}"))?;
-        shape(op, scratch.fits(heads / kv_heads, head_dim), || format!("{heads} heads of {head_dim}: more than the workspace was made for"))
     }
 }
 
@@ -162,7 +155,6 @@ impl Backend for CpuBackend {
         Ok(CpuWorkspace {
             activations: Activations::new(self.isa, rows, shape.max_in, threads)?,
             wide: CpuBuffer::new("workspace", wide)?,
-            halves: vec![0; wide],
             attention: AttentionScratch::new(shape, threads)?,
             sampling: (0..threads).map(|_| SampleScratch::new(shape.vocabulary)).collect(),
             adapter_rows: Vec::new(),
@@ -229,22 +221,37 @@ impl Backend for CpuBackend {
         self.run_qkv(inputs, args, hidden, kv, q, workspace)
     }
 
+    fn write_kv(
+        &self,
+        inputs: &Self::Inputs,
+        group: usize,
+        layer: usize,
+        keys: &Self::Buffer,
+        values: Option<&Self::Buffer>,
+        kv: &mut Self::Kv,
+    ) -> Result<(), KernelError> {
+        self.run_write_kv(inputs, group, layer, keys, values.map(|values| &**values), kv)
+    }
+
     fn attention(
         &self,
         inputs: &Self::Inputs,
-        args: &AttentionArgs,
+        args: &AttentionArgs<'_, Self>,
         q: &Self::Buffer,
         kv: &Self::Kv,
         out: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        let (plan, op) = (inputs.plan(), "attention");
+        let (plan, op, scratch) = (inputs.plan(), "attention", &mut workspace.attention);
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
-        Self::check_heads(op, args, kv, &workspace.attention)?;
-        let values = plan.rows() * args.heads * args.head_dim;
-        expect_len(op, "q", q, values)?;
-        expect_len(op, "out", out, values)?;
-        attention::attention(&self.pool, self.kernels, plan, args, q, kv, out, &mut workspace.attention);
+        args.check(op, &kv.shape, args.sinks.map_or(0, |sinks| sinks.len()))?;
+        let &AttentionArgs { heads, kv_heads, key_dim, value_dim, .. } = args;
+        shape(op, scratch.fits(heads / kv_heads, key_dim, value_dim), || {
+            format!("{heads} heads of {key_dim} and {value_dim}: more than the workspace was made for")
+        })?;
+        expect_len(op, "q", q, plan.rows() * heads * key_dim)?;
+        expect_len(op, "out", out, plan.rows() * heads * value_dim)?;
+        attention::attention(&self.pool, self.kernels, plan, args, q, kv, out, scratch);
         Ok(())
     }
 

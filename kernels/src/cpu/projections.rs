@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use super::{
     CpuBackend, CpuWorkspace,
     activations::Activations,
-    kv::{CpuKv, KvWriter},
+    kv::CpuKv,
     linear::PackedLinear,
     memory::{CpuBuffer, Shared},
     norm::rms_norm,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     KernelError,
-    backend::{Activation, KvType, Linear, LowRank, Norm, QkvArgs},
+    backend::{Activation, KvShape, Linear, LowRank, Norm, QkvArgs},
     inputs::{HostInputs, shape},
     plan::StepPlan,
 };
@@ -156,19 +156,18 @@ impl CpuBackend {
     ) -> Result<(), KernelError> {
         let (rows, op) = (inputs.plan().rows(), "qkv_rope_write");
         let &QkvArgs { heads, kv_heads, head_dim, rope_dim, .. } = args;
-        let width = (heads + 2 * kv_heads) * head_dim;
+        let KvShape { kv_heads: cached, key_dim, value_dim, shared_values, .. } = kv.shape;
+        let width = (heads + kv_heads) * head_dim + kv_heads * value_dim;
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
         shape(op, args.linear.weight.rows() == width, || format!("linear: {} rows, not {width}", args.linear.weight.rows()))?;
-        shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
+        shape(op, (cached, key_dim, shared_values) == (kv_heads, head_dim, false), || "the cache has other heads".into())?;
         shape(op, rope_dim <= head_dim && rope_dim.is_multiple_of(2), || format!("rope_dim: {rope_dim} of {head_dim}"))?;
         expect_len(op, "q", q, rows * heads * head_dim)?;
         expect_len(op, "rope", args.rope, rows * rope_dim)?;
         Self::expect_normed(op, inputs, &args.norm, &args.linear, hidden, workspace)?;
         self.normed(inputs, &args.norm, &args.linear, hidden, workspace)?;
         let slots = &inputs.plan().groups[args.group].slots;
-        let (wide, q, writer) = (Shared::new(&mut workspace.wide), Shared::new(q), kv.writer(args.layer));
-        let halves = Shared::new(&mut workspace.halves);
-        let stored = 2 * kv_heads * head_dim;
+        let (wide, q, writer) = (Shared::new(&mut workspace.wide), Shared::new(q), kv.writer(self.kernels, args.layer));
         self.each_row(rows, |row| {
             // SAFETY: each row has its own parts.
             let (y, q) = unsafe { (wide.part(row * width, width), q.part(row * heads * head_dim, heads * head_dim)) };
@@ -178,46 +177,36 @@ impl CpuBackend {
             }
             let (queries, rest) = y.split_at(heads * head_dim);
             q.copy_from_slice(queries);
-            // SAFETY: each row has its own part.
-            let halves = unsafe { halves.part(row * stored, stored) };
-            // SAFETY: slots were checked against this cache.
-            unsafe { self.store(writer, slots[row] as usize, kv_heads, head_dim, rest, halves) };
+            let (keys, values) = rest.split_at(kv_heads * head_dim);
+            // SAFETY: slots were checked against this cache, and the backend checked its instruction set.
+            unsafe { writer.write(slots[row] as usize, keys, values) };
         });
         Ok(())
     }
 
-    /// Stores the keys and values (`rest`, head by head) of one row.
-    ///
-    /// # Safety
-    /// The slot and the heads lie inside the cache, and the cache is still borrowed.
-    unsafe fn store(&self, writer: KvWriter, slot: usize, kv_heads: usize, head_dim: usize, rest: &[f32], halves: &mut [u16]) {
-        let values = kv_heads * head_dim;
-        match writer.kv_type() {
-            KvType::F16 => {
-                // SAFETY: the backend checked its instruction set.
-                unsafe { (self.kernels.narrow)(rest, halves) };
-                for head in 0..kv_heads {
-                    let at = head * head_dim;
-                    // SAFETY: the caller's promise; the cache holds halves.
-                    unsafe { writer.write(slot, head, &halves[at..at + head_dim], &halves[values + at..values + at + head_dim]) };
-                }
-            }
-            KvType::F32 => {
-                for head in 0..kv_heads {
-                    let at = head * head_dim;
-                    let bits = |x: &[f32]| -> *const u32 { x.as_ptr().cast() };
-                    // SAFETY: f32 and u32 have the same layout.
-                    let (key, value) = unsafe {
-                        (
-                            std::slice::from_raw_parts(bits(&rest[at..at + head_dim]), head_dim),
-                            std::slice::from_raw_parts(bits(&rest[values + at..values + at + head_dim]), head_dim),
-                        )
-                    };
-                    // SAFETY: the caller's promise; the cache holds f32.
-                    unsafe { writer.write(slot, head, key, value) };
-                }
-            }
-        }
+    pub(super) fn run_write_kv(
+        &self,
+        inputs: &HostInputs,
+        group: usize,
+        layer: usize,
+        keys: &[f32],
+        values: Option<&[f32]>,
+        kv: &mut CpuKv,
+    ) -> Result<(), KernelError> {
+        let (op, rows, KvShape { kv_heads, key_dim, value_dim, shared_values, .. }) = ("write_kv", inputs.plan().rows(), kv.shape);
+        inputs.check_kv(op, group, layer, &kv.shape)?;
+        shape(op, values.is_none() == shared_values, || "values: given where keys hold them, or missing".into())?;
+        let (key_width, value_width) = (kv_heads * key_dim, if shared_values { 0 } else { kv_heads * value_dim });
+        let values = values.unwrap_or_default();
+        expect_len(op, "keys", keys, rows * key_width)?;
+        expect_len(op, "values", values, rows * value_width)?;
+        let (slots, writer) = (&inputs.plan().groups[group].slots, kv.writer(self.kernels, layer));
+        self.each_row(rows, |row| {
+            let (keys, values) = (&keys[row * key_width..][..key_width], &values[row * value_width..][..value_width]);
+            // SAFETY: slots were checked against this cache, and the backend checked its instruction set.
+            unsafe { writer.write(slots[row] as usize, keys, values) };
+        });
+        Ok(())
     }
 
     pub(super) fn run_linear_add(

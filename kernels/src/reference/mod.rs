@@ -3,18 +3,16 @@
 //! Arithmetic is single precision with plain loops. Double precision stands in one place: the sums and logarithms of
 //! [`sample`] (see [`crate::sampling`]).
 
+mod kv;
 mod ops;
 mod sample;
 
-use half::f16;
-
+pub use kv::ReferenceKv;
 pub use sample::{Drawn, sample};
 
 use crate::{
     KernelError,
-    backend::{
-        Activation, AttentionArgs, Backend, BackendInfo, KvShape, KvType, Linear, LowRank, Norm, Precision, QkvArgs, WorkspaceShape,
-    },
+    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, Linear, LowRank, Norm, Precision, QkvArgs, WorkspaceShape},
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
     quant::{ACTIVATION_BLOCK, TensorView, dequantize, quantize_activations},
@@ -45,13 +43,6 @@ pub struct ReferenceLinear {
     quantised: Vec<bool>,
     bias: Vec<f32>,
     precision: Precision,
-}
-
-/// Keys and values in order of layer, slot, head, element; as f32, rounded to the cache's type when written.
-pub struct ReferenceKv {
-    shape: KvShape,
-    keys: Vec<f32>,
-    values: Vec<f32>,
 }
 
 impl Reference {
@@ -100,22 +91,6 @@ fn through_bytes(x: &[f32]) -> Vec<f32> {
     let (mut q, mut d, mut s) = (vec![0; x.len()], vec![0.0; blocks], vec![0.0; blocks]);
     quantize_activations(x, &mut q, &mut d, &mut s);
     q.iter().enumerate().map(|(i, &q)| f32::from(q) * d[i / ACTIVATION_BLOCK]).collect()
-}
-
-impl ReferenceKv {
-    fn at(&self, layer: usize, slot: usize, head: usize) -> std::ops::Range<usize> {
-        let KvShape { blocks, block_size, kv_heads, head_dim, .. } = self.shape;
-        let start = ((layer * blocks * block_size + slot) * kv_heads + head) * head_dim;
-        start..start + head_dim
-    }
-}
-
-/// Rounds as the cache stores.
-fn stored(x: f32, kv_type: KvType) -> f32 {
-    match kv_type {
-        KvType::F32 => x,
-        KvType::F16 => f16::from_f32(x).to_f32(),
-    }
 }
 
 /// Checks that a matrix has this shape.
@@ -188,8 +163,7 @@ impl Backend for Reference {
     }
 
     fn kv(&self, kv_shape: &KvShape) -> Result<Self::Kv, KernelError> {
-        let len = kv_shape.layers * kv_shape.blocks * kv_shape.block_size * kv_shape.kv_heads * kv_shape.head_dim;
-        Ok(ReferenceKv { shape: *kv_shape, keys: vec![0.0; len], values: vec![0.0; len] })
+        ReferenceKv::new(kv_shape)
     }
 
     fn inputs(&self, limits: &StepLimits, vocabulary: usize) -> Result<Self::Inputs, KernelError> {
@@ -210,14 +184,8 @@ impl Backend for Reference {
 
     fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError> {
         inputs.check_copies(&kv.shape)?;
-        let KvShape { layers, blocks, block_size, kv_heads, head_dim, .. } = kv.shape;
-        let block = block_size * kv_heads * head_dim;
         for &(from, to) in &inputs.plan().block_copies {
-            for layer in 0..layers {
-                let (from, to) = ((layer * blocks + from as usize) * block, (layer * blocks + to as usize) * block);
-                kv.keys.copy_within(from..from + block, to);
-                kv.values.copy_within(from..from + block, to);
-            }
+            kv.copy(from as usize, to as usize);
         }
         Ok(())
     }
@@ -265,15 +233,17 @@ impl Backend for Reference {
     ) -> Result<(), KernelError> {
         let &QkvArgs { heads, kv_heads, head_dim, rope_dim, .. } = args;
         let (rows, columns, op) = (inputs.plan().rows(), args.linear.weight.columns, "qkv_rope_write");
+        let value_dim = kv.shape.value_dim;
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
-        expect(op, "linear", args.linear.weight, (heads + 2 * kv_heads) * head_dim, columns)?;
+        expect(op, "linear", args.linear.weight, (heads + kv_heads) * head_dim + kv_heads * value_dim, columns)?;
         expect_adapters(op, &args.linear)?;
         expect_len(op, "norm", args.norm.weight, columns)?;
         expect_len(op, "hidden", hidden, rows * columns)?;
         expect_len(op, "q", q, rows * heads * head_dim)?;
         expect_len(op, "rope", args.rope, rows * rope_dim)?;
         shape(op, rope_dim <= head_dim && rope_dim.is_multiple_of(2), || format!("rope_dim: {rope_dim} of {head_dim}"))?;
-        shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
+        let KvShape { kv_heads: cached, key_dim, shared_values, .. } = kv.shape;
+        shape(op, (cached, key_dim, shared_values) == (kv_heads, head_dim, false), || "the cache has other heads".into())?;
         let slots = &inputs.plan().groups[args.group].slots;
         for (row, &slot) in slots.iter().enumerate() {
             let x = ops::rms_norm(&hidden[row * columns..][..columns], args.norm.weight, args.norm.epsilon);
@@ -284,48 +254,39 @@ impl Backend for Reference {
             }
             let (queries, rest) = y.split_at(heads * head_dim);
             q[row * heads * head_dim..][..heads * head_dim].copy_from_slice(queries);
-            for head in 0..kv_heads {
-                for (i, at) in kv.at(args.layer, slot as usize, head).enumerate() {
-                    kv.keys[at] = stored(rest[head * head_dim + i], kv.shape.kv_type);
-                    kv.values[at] = stored(rest[(kv_heads + head) * head_dim + i], kv.shape.kv_type);
-                }
-            }
+            let (keys, values) = rest.split_at(kv_heads * head_dim);
+            kv.write(args.layer, slot as usize, keys, values);
         }
         Ok(())
+    }
+
+    fn write_kv(
+        &self,
+        inputs: &Self::Inputs,
+        group: usize,
+        layer: usize,
+        keys: &Self::Buffer,
+        values: Option<&Self::Buffer>,
+        kv: &mut Self::Kv,
+    ) -> Result<(), KernelError> {
+        kv.write_rows(inputs, group, layer, keys, values.map(Vec::as_slice))
     }
 
     fn attention(
         &self,
         inputs: &Self::Inputs,
-        args: &AttentionArgs,
+        args: &AttentionArgs<'_, Self>,
         q: &Self::Buffer,
         kv: &Self::Kv,
         out: &mut Self::Buffer,
         _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        let &AttentionArgs { heads, kv_heads, head_dim, scale, .. } = args;
-        let (plan, op, width) = (inputs.plan(), "attention", heads * head_dim);
+        let (rows, op) = (inputs.plan().rows(), "attention");
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
-        shape(op, (kv.shape.kv_heads, kv.shape.head_dim) == (kv_heads, head_dim), || "the cache has other heads".into())?;
-        shape(op, kv_heads > 0 && heads.is_multiple_of(kv_heads), || format!("{heads} heads over {kv_heads}"))?;
-        expect_len(op, "q", q, plan.rows() * width)?;
-        expect_len(op, "out", out, plan.rows() * width)?;
-        let group = &plan.groups[args.group];
-        let block_size = kv.shape.block_size;
-        for sequence in 0..plan.sequences() {
-            let table = &group.block_tables[sequence * group.stride..][..group.stride];
-            let slot = |key: usize| table[key / block_size] as usize * block_size + key % block_size;
-            for row in plan.row_starts[sequence] as usize..plan.row_starts[sequence + 1] as usize {
-                let keys = plan.positions[row] as usize + 1;
-                for head in 0..heads {
-                    let kv_head = head / (heads / kv_heads);
-                    let at = row * width + head * head_dim;
-                    let key = |i| &kv.keys[kv.at(args.layer, slot(i), kv_head)];
-                    let value = |i| &kv.values[kv.at(args.layer, slot(i), kv_head)];
-                    out[at..at + head_dim].copy_from_slice(&ops::attend(&q[at..at + head_dim], keys, scale, key, value));
-                }
-            }
-        }
+        args.check(op, &kv.shape, args.sinks.map_or(0, Vec::len))?;
+        expect_len(op, "q", q, rows * args.heads * args.key_dim)?;
+        expect_len(op, "out", out, rows * args.heads * args.value_dim)?;
+        kv.attention(inputs.plan(), args, q, out);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The arithmetic of each op, one row or one head at a time, in plain loops.
 
-use crate::backend::{Activation, CHUNK, RopeStyle};
+use crate::backend::{Activation, RopeStyle};
 
 /// x / √(mean(x²) + epsilon) · weight.
 ///
@@ -45,48 +45,4 @@ pub fn activate(x: f32, activation: Activation) -> f32 {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => 0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh()),
     }
-}
-
-/// Softmax-weighted sum of values as it is known after some keys: Σ e^(s − max) and Σ e^(s − max) · v.
-pub struct Partial {
-    pub max: f32,
-    pub sum: f32,
-    pub values: Vec<f32>,
-}
-
-impl Partial {
-    /// Adds the keys of a later piece.
-    fn merge(&mut self, later: &Self) {
-        let max = self.max.max(later.max);
-        let (a, b) = ((self.max - max).exp(), (later.max - max).exp());
-        self.sum = self.sum * a + later.sum * b;
-        for (v, w) in self.values.iter_mut().zip(&later.values) {
-            *v = *v * a + w * b;
-        }
-        self.max = max;
-    }
-}
-
-/// Attention of one query head over keys 0 .. `keys`, in pieces of [`CHUNK`] keys that are merged in ascending order.
-/// `key(i)` and `value(i)` give the vectors of key `i`.
-pub fn attend<'a>(q: &[f32], keys: usize, scale: f32, key: impl Fn(usize) -> &'a [f32], value: impl Fn(usize) -> &'a [f32]) -> Vec<f32> {
-    let mut total: Option<Partial> = None;
-    for start in (0..keys).step_by(CHUNK) {
-        let end = keys.min(start + CHUNK);
-        let scores: Vec<f32> = (start..end).map(|i| scale * dot(q, key(i))).collect();
-        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut piece = Partial { max, sum: 0.0, values: vec![0.0; q.len()] };
-        for (i, score) in (start..end).zip(&scores) {
-            let p = (score - max).exp();
-            piece.sum += p;
-            for (v, w) in piece.values.iter_mut().zip(value(i)) {
-                *v += p * w;
-            }
-        }
-        match &mut total {
-            Some(total) => total.merge(&piece),
-            None => total = Some(piece),
-        }
-    }
-    total.map_or_else(|| vec![0.0; q.len()], |t| t.values.iter().map(|v| v / t.sum).collect())
 }

@@ -3,7 +3,9 @@
 
 use quire_kernels::{
     KernelError,
-    backend::{Activation, AttentionArgs, Backend, KvShape, KvType, Linear, LowRank, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape},
+    backend::{
+        Activation, AttentionArgs, Backend, KvShape, KvType, Linear, LowRank, Mask, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape,
+    },
     plan::{GroupPlan, NO_ADAPTER, NO_TOKEN, SamplingPlan, StepLimits, StepOutput, StepPlan},
     quant::{TensorType, TensorView},
 };
@@ -212,7 +214,9 @@ impl<B: Backend> Model<B> {
             blocks: shape.blocks,
             block_size: shape.block_size,
             kv_heads: shape.kv_heads,
-            head_dim,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            shared_values: false,
             kv_type: shape.kv_type,
         };
         let views = |tensors: &[Tensor]| -> Vec<B::Linear> {
@@ -248,7 +252,15 @@ impl<B: Backend> Model<B> {
             kv: backend.kv(&kv)?,
             inputs: backend.inputs(&limits, shape.vocabulary)?,
             sampled: backend.sampled(&limits)?,
-            workspace: backend.workspace(&WorkspaceShape { limits, max_in, max_out, vocabulary: shape.vocabulary, heads, head_dim })?,
+            workspace: backend.workspace(&WorkspaceShape {
+                limits,
+                max_in,
+                max_out,
+                vocabulary: shape.vocabulary,
+                heads,
+                key_dim: head_dim,
+                value_dim: head_dim,
+            })?,
             table: backend.linear(&[weights.table.view()], None, Precision::Byte)?,
             linears,
             adapters,
@@ -296,7 +308,18 @@ impl<B: Backend> Model<B> {
         if let Some(feed) = feed {
             self.q = self.backend.buffer_from(&feed.q)?;
         }
-        let args = AttentionArgs { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), group, layer };
+        let args = AttentionArgs {
+            heads,
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            mask: Mask::Causal,
+            softcap: None,
+            sinks: None,
+            group,
+            layer,
+        };
         self.backend.attention(&self.inputs, &args, &self.q, &self.kv, &mut self.attention, &mut self.workspace)?;
         record.attention = self.read(&self.attention, rows * heads * head_dim);
         if let Some(feed) = feed {
@@ -345,7 +368,7 @@ impl<B: Backend> Model<B> {
 /// Blocks in random order, dealt to sequences of up to `keys` keys.
 pub struct Tables {
     pub tables: Vec<Vec<u32>>,
-    block_size: usize,
+    pub block_size: usize,
 }
 
 impl Tables {

@@ -57,6 +57,23 @@ impl Simd for Avx2 {
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
     #[inline(always)]
+    unsafe fn load_q8(p: *const u8) -> V {
+        unsafe {
+            let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));
+            let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(8).cast()));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_fp8(p: *const u8) -> V {
+        unsafe {
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));
+            // The bits of halves with a larger bias; the sign is bit 15, and not bit 14.
+            let halves = _mm256_and_si256(wide, _mm256_set1_epi16(0xBFFF_u16 as i16));
+            [_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))]
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: V) {
         unsafe {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));

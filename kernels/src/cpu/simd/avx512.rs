@@ -52,6 +52,18 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
     }
     #[inline(always)]
+    unsafe fn load_q8(p: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_fp8(p: *const u8) -> __m512 {
+        unsafe {
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())));
+            // The bits of halves with a larger bias; the sign is bit 15, and not bit 14.
+            _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(0xBFFF_u16 as i16)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: __m512) {
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)) }
     }

@@ -23,6 +23,8 @@ use crate::sampling::{EXP_MIN, EXP_POLY, LN_2_HIGH, LN_2_LOW, LOG2_E, ROUND};
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
 
+const TANH_POLY: [f32; 5] = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
+
 /// One level's operations on 16 lanes.
 ///
 /// # Safety
@@ -39,6 +41,10 @@ pub(super) trait Simd: 'static {
     unsafe fn store(p: *mut f32, v: Self::V);
     /// IEEE half precision, exact.
     unsafe fn load_f16(p: *const u16) -> Self::V;
+    /// Signed bytes, exact.
+    unsafe fn load_q8(p: *const u8) -> Self::V;
+    /// 2⁻⁸ times E4M3 numbers (no NaN among them), exact.
+    unsafe fn load_fp8(p: *const u8) -> Self::V;
     /// To the nearest half, ties to even.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
@@ -99,6 +105,27 @@ pub(super) trait Simd: 'static {
             p = Self::fma(p, r, Self::splat(EXP_POLY[5]));
             let y = Self::add(Self::fma(Self::mul(p, r), r, r), Self::splat(1.0));
             Self::zero_below(x, Self::splat(EXP_MIN), Self::scale_by_power(y, shifted))
+        }
+    }
+
+    /// tanh x: near 0 by the polynomial of Cephes' `tanhf` (Moshier), elsewhere 1 − 2 / (e²ˣ + 1). To 2 ulp of 1 everywhere.
+    #[inline(always)]
+    unsafe fn tanh(x: Self::V) -> Self::V {
+        unsafe {
+            let square = Self::mul(x, x);
+            let mut p = Self::splat(TANH_POLY[0]);
+            for c in &TANH_POLY[1..] {
+                p = Self::fma(p, square, Self::splat(*c));
+            }
+            let near = Self::fma(Self::mul(p, square), x, x);
+            // The second operand survives where one is NaN.
+            let power = Self::exp(Self::min(Self::splat(40.0), Self::add(x, x)));
+            let far = Self::sub(Self::splat(1.0), Self::div(Self::splat(2.0), Self::add(power, Self::splat(1.0))));
+            let size = Self::max(Self::sub(Self::zero(), x), x);
+            // One of the two, as the size is below the limit or not; both where it is not a number.
+            let limit = 0.625_f32;
+            let far = Self::zero_below(size, Self::splat(limit), far);
+            Self::add(far, Self::zero_below(Self::splat(limit.next_down()), size, near))
         }
     }
 

@@ -44,6 +44,16 @@ impl Simd for Portable {
         bits.map(|b| f16::from_bits(b).to_f32())
     }
     #[inline(always)]
+    unsafe fn load_q8(p: *const u8) -> V {
+        unsafe { p.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_fp8(p: *const u8) -> V {
+        let bytes = unsafe { p.cast::<[i8; LANES]>().read_unaligned() };
+        // The bits of a half with a larger bias; the sign is bit 15, and not bit 14.
+        bytes.map(|b| f16::from_bits((i16::from(b) << 7) as u16 & 0xBFFF).to_f32())
+    }
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: V) {
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(|x| f16::from_f32(x).to_bits())) }
     }
