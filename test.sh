@@ -19,6 +19,8 @@ export QUIRE_MODEL
 [ -d ../shared/fixtures ] && export QUIRE_FIXTURES=${QUIRE_FIXTURES:-$PWD/../shared/fixtures}
 
 cargo test --release --workspace
+# The same once more with a step planned ahead of the one under way.
+QUIRE_STEP_AHEAD=1 cargo test --release -p quire-engine --test engine --test service
 
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   python3 -m venv .venv
@@ -26,3 +28,4 @@ fi
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/e2e/requirements.txt
 # By its alias, so that the alias and the cache are tested too.
 env -u QUIRE_MODEL .venv/bin/python -m pytest -q -rA --no-header -p no:cacheprovider tests/e2e "$@"
+QUIRE_STEP_AHEAD=1 env -u QUIRE_MODEL .venv/bin/python -m pytest -q --no-header -p no:cacheprovider tests/e2e "$@"
