@@ -20,7 +20,7 @@ export QUIRE_MODEL
 
 cargo test --release --workspace
 # The same once more with a step planned ahead of the one under way.
-QUIRE_STEP_AHEAD=1 cargo test --release -p quire-engine --test engine --test service
+QUIRE_STEP_AHEAD=1 cargo test --release --workspace --test engine --test service
 
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   python3 -m venv .venv
