@@ -12,7 +12,7 @@ use std::{
 };
 
 use quire_kernels::{
-    backend::{AttentionArgs, Backend, KvShape, KvType, Linear, Mask, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape},
+    backend::{AttentionArgs, Backend, KeysValues, KvShape, KvType, Linear, Mask, Norm, Precision, QkvArgs, WorkspaceShape},
     cpu::{CpuBackend, CpuOptions, Isa, pool::Pool},
     plan::{GroupPlan, NO_TOKEN, SamplingPlan, StepLimits, StepPlan},
     quant::{TensorType, TensorView},
@@ -160,22 +160,37 @@ fn attention(isa: Isa, threads: usize, case: &Case) -> (f64, f64, f64) {
         .unwrap();
     let mut kv = backend.kv(&shape).unwrap();
     let mut inputs = backend.inputs(&limits, 1).unwrap();
-    let workspace =
-        WorkspaceShape { limits, max_in: COLUMNS, max_out: qkv_rows, vocabulary: 1, heads, key_dim: head_dim, value_dim: head_dim };
+    let workspace = WorkspaceShape {
+        limits,
+        max_in: COLUMNS,
+        max_out: qkv_rows,
+        vocabulary: 1,
+        heads,
+        key_dim: head_dim,
+        value_dim: head_dim,
+        latent_queries: 0,
+        copied_values: 0,
+        moe: None,
+    };
     let mut workspace = backend.workspace(&workspace).unwrap();
     let hidden = backend.buffer_from(&noise(sequences * keys * COLUMNS)).unwrap();
-    let (norm, rope) = (backend.buffer_from(&[1.0; COLUMNS]).unwrap(), backend.buffer(0).unwrap());
+    let norm = backend.buffer_from(&[1.0; COLUMNS]).unwrap();
     let mut q = backend.buffer(sequences * keys * heads * head_dim).unwrap();
     let mut out = backend.buffer(sequences * rows * heads * head_dim).unwrap();
     let fill = QkvArgs {
-        norm: Norm { weight: &norm, epsilon: 1e-5 },
-        linear: Linear { weight: &linear, adapters: &[] },
-        rope: &rope,
-        rope_style: RopeStyle::Half,
-        rope_dim: 0,
+        norm: Some(Norm::rms(&norm, 1e-5)),
+        linear: Linear::plain(&linear),
+        clamp: None,
+        query_norm: None,
+        key_norm: None,
+        value_norm: None,
+        rope: None,
+        query_scale: None,
+        keys_values: KeysValues::Projected,
         heads,
         kv_heads,
-        head_dim,
+        key_dim: head_dim,
+        value_dim: head_dim,
         group: 0,
         layer: 0,
     };
@@ -205,7 +220,18 @@ fn sampling(isa: Isa, threads: usize, read: f64) {
     let (vocabulary, rows) = (49_152, 16);
     let backend = CpuBackend::new(CpuOptions { threads, isa: Some(isa) }).unwrap();
     let limits = StepLimits { rows, sequences: rows, logit_rows: rows, blocks_per_sequence: 1, top_logprobs: 20 };
-    let workspace = WorkspaceShape { limits, max_in: 1, max_out: 1, vocabulary, heads: 1, key_dim: 16, value_dim: 16 };
+    let workspace = WorkspaceShape {
+        limits,
+        max_in: 1,
+        max_out: 1,
+        vocabulary,
+        heads: 1,
+        key_dim: 16,
+        value_dim: 16,
+        latent_queries: 0,
+        copied_values: 0,
+        moe: None,
+    };
     let (mut inputs, mut sampled) = (backend.inputs(&limits, vocabulary).unwrap(), backend.sampled(&limits).unwrap());
     let mut workspace = backend.workspace(&workspace).unwrap();
     // Like a language model's: most far below a few.

@@ -8,7 +8,14 @@
 //!
 //! Activations are f32, row-major, `rows × width`. Weights are whatever the backend packed at load.
 
-pub use crate::kv::{AttentionArgs, KvShape, KvType, Mask};
+pub use crate::{
+    args::{
+        Activation, Columns, EmbedArgs, ExpertGroups, GateUpArgs, GroupScore, HeadNorm, Join, KeysValues, LatentArgs, LayerInputsArgs,
+        Linear, LogitsArgs, LowRank, MoeArgs, Norm, NormKind, PositionScale, QkvArgs, Rope, RopeStyle, Routing, Scoring, SharedExpert,
+        Span,
+    },
+    kv::{AttentionArgs, KvShape, KvType, Mask},
+};
 
 use crate::{
     KernelError,
@@ -41,62 +48,6 @@ pub enum Precision {
     TwoBytes,
 }
 
-/// Which elements of a head turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// (0, 1), (2, 3), … as GGUF stores Llama.
-    Adjacent,
-    /// (0, d/2), (1, d/2 + 1), … as Hugging Face and NeoX do.
-    Half,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    Silu,
-    /// tanh approximation.
-    Gelu,
-}
-
-/// RMS norm: x / √(mean(x²) + epsilon) · weight.
-pub struct Norm<'a, B: Backend> {
-    pub weight: &'a B::Buffer,
-    pub epsilon: f32,
-}
-
-/// A low-rank addition to a linear: y += scale · B (A x).
-pub struct LowRank<B: Backend> {
-    /// rank × in.
-    pub a: B::Linear,
-    /// out × rank.
-    pub b: B::Linear,
-    pub scale: f32,
-}
-
-/// A linear with its adapters: row `r` uses `adapters[inputs.adapters[r]]`, if both exist.
-pub struct Linear<'a, B: Backend> {
-    pub weight: &'a B::Linear,
-    /// Empty: no adapters are loaded for this linear.
-    pub adapters: &'a [Option<LowRank<B>>],
-}
-
-/// Q, K and V projection, rotation, and the write of K and V into the cache.
-pub struct QkvArgs<'a, B: Backend> {
-    pub norm: Norm<'a, B>,
-    /// heads · head_dim + kv_heads · (head_dim + the cache's value dim) rows: Q, then K, then V; with its bias, if the model has one.
-    pub linear: Linear<'a, B>,
-    /// cos and sin per row, from [`Backend::rope_rows`].
-    pub rope: &'a B::Buffer,
-    pub rope_style: RopeStyle,
-    /// Elements of a head that turn, from its start (even).
-    pub rope_dim: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    /// Cache group, and layer within its blocks.
-    pub group: usize,
-    pub layer: usize,
-}
-
 /// What scratch ops need at most, so that it is allocated once.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkspaceShape {
@@ -110,6 +61,24 @@ pub struct WorkspaceShape {
     pub heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
+    /// Largest width of the queries of latent attention before they are absorbed, heads · (plain_dim + rope.dim); 0: none.
+    pub latent_queries: usize,
+    /// Largest width of values that are made from keys, kv_heads · value_dim; 0: none.
+    pub copied_values: usize,
+    pub moe: Option<MoeShape>,
+}
+
+/// Largest sizes of any mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoeShape {
+    pub experts: usize,
+    /// Experts of a row.
+    pub chosen: usize,
+    pub hidden: usize,
+    /// Of one expert's activated values.
+    pub width: usize,
+    /// Of the shared expert's; 0: none.
+    pub shared_width: usize,
 }
 
 /// One device's arithmetic.
@@ -153,22 +122,42 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn upload(&self, plan: &StepPlan, inputs: &mut Self::Inputs) -> Result<(), KernelError>;
     /// Copies the plan's `block_copies` in all layers.
     fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError>;
-    /// out[row] = scale · table[input id], where an input may name a row of the last step's `sampled`. `out` is rows × in.
+    /// The hidden state, rows × hidden. An input may name a row of the last step's `sampled`.
     fn embed(
         &self,
         inputs: &Self::Inputs,
-        table: &Self::Linear,
+        args: &EmbedArgs<'_, Self>,
         sampled: &Self::Sampled,
-        scale: f32,
         out: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+    /// The inputs of all layers, rows × layers · width, from the embedded `hidden`.
+    fn layer_inputs(
+        &self,
+        inputs: &Self::Inputs,
+        args: &LayerInputsArgs<'_, Self>,
+        sampled: &Self::Sampled,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
     /// out[row] = factor · (cos(p·f_0) …, sin(p·f_0) …) for position p of the row; `frequencies` has rope_dim / 2 values.
     fn rope_rows(&self, inputs: &Self::Inputs, frequencies: &Self::Buffer, factor: f32, out: &mut Self::Buffer) -> Result<(), KernelError>;
-    /// Norm, projection, rotation; K and V go to their slots as stored in the cache, Q to `q` (rows × heads · head_dim).
+    /// Norm, projection, rotation; K and V go to their slots as stored in the cache, Q to `q` (rows × heads · key_dim).
     fn qkv_rope_write(
         &self,
         inputs: &Self::Inputs,
         args: &QkvArgs<'_, Self>,
+        hidden: &Self::Buffer,
+        kv: &mut Self::Kv,
+        q: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// The same for latent attention: latent and rotated key go to the cache, queries in its form to `q` (rows × heads ·
+    /// (latent + rope.dim)).
+    fn latent_rope_write(
+        &self,
+        inputs: &Self::Inputs,
+        args: &LatentArgs<'_, Self>,
         hidden: &Self::Buffer,
         kv: &mut Self::Kv,
         q: &mut Self::Buffer,
@@ -196,32 +185,59 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
-    /// residual += linear(x).
-    fn linear_add(
+    /// out of head h = its matrix · x of head h; `linear` has one matrix of the same size per head, each a part (or several) of
+    /// its own. `x` is rows × heads · in, `out` rows × heads · out.
+    fn head_linear(
+        &self,
+        inputs: &Self::Inputs,
+        linear: &Self::Linear,
+        heads: usize,
+        x: &Self::Buffer,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// linear(x) joins `to`.
+    fn linear_join(
         &self,
         inputs: &Self::Inputs,
         linear: &Linear<'_, Self>,
+        join: &Join<'_, Self>,
         x: &Self::Buffer,
-        residual: &mut Self::Buffer,
+        to: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
-    /// out = activation(gate) · up, where (gate, up) = linear(norm(hidden)): the first half of the rows is the gate.
+    /// x joins `to`; both are rows × width.
+    fn join(
+        &self,
+        inputs: &Self::Inputs,
+        width: usize,
+        join: &Join<'_, Self>,
+        x: &Self::Buffer,
+        to: &mut Self::Buffer,
+    ) -> Result<(), KernelError>;
+    /// `out` is rows × width of the activated values.
     fn gate_up(
         &self,
         inputs: &Self::Inputs,
-        norm: &Norm<'_, Self>,
-        linear: &Linear<'_, Self>,
-        activation: Activation,
+        args: &GateUpArgs<'_, Self>,
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError>;
-    /// logits[i] = linear(norm(hidden[logit_rows[i]])); `logits` is logit rows × vocabulary.
+    /// The mixture's output for `hidden` joins `branch`, or `hidden` itself where that is none.
+    fn moe(
+        &self,
+        inputs: &Self::Inputs,
+        args: &MoeArgs<'_, Self>,
+        hidden: &mut Self::Buffer,
+        branch: Option<&mut Self::Buffer>,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError>;
+    /// Of the rows that want them; `logits` is logit rows × vocabulary.
     fn logits(
         &self,
         inputs: &Self::Inputs,
-        norm: &Norm<'_, Self>,
-        linear: &Self::Linear,
+        args: &LogitsArgs<'_, Self>,
         hidden: &Self::Buffer,
         logits: &mut Self::Buffer,
         workspace: &mut Self::Workspace,

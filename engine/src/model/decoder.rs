@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use quire_kernels::{
     KernelError,
-    backend::{AttentionArgs, Backend, Linear, Mask, Norm, QkvArgs, WorkspaceShape},
+    backend::{
+        AttentionArgs, Backend, EmbedArgs, GateUpArgs, Join, KeysValues, Linear, LogitsArgs, Mask, Norm, QkvArgs, Rope, WorkspaceShape,
+    },
     plan::StepLimits,
 };
 
@@ -53,6 +55,9 @@ impl<B: Backend> Scratch<B> {
                 heads: d.heads,
                 key_dim: d.head_dim,
                 value_dim: d.head_dim,
+                latent_queries: 0,
+                copied_values: 0,
+                moe: None,
             })?,
         })
     }
@@ -86,7 +91,8 @@ impl<B: Backend> Decoder<B> {
 
     /// Token ids → hidden state (rows × hidden).
     pub fn embed(&self, backend: &B, inputs: &B::Inputs, sampled: &B::Sampled, hidden: &mut B::Buffer) -> Result<(), KernelError> {
-        backend.embed(inputs, &self.weights.embedding, sampled, self.description.embedding_scale, hidden)
+        let args = EmbedArgs { table: &self.weights.embedding, scale: self.description.embedding_scale, positions: None, norm: None };
+        backend.embed(inputs, &args, sampled, hidden)
     }
 
     /// Runs `layers` on the hidden state (rows × hidden), in place; reads and writes their keys and values.
@@ -103,24 +109,28 @@ impl<B: Backend> Decoder<B> {
         let Some(selected) = self.weights.layers.get(layers.clone()) else {
             return Err(KernelError::Shape { op: "forward", detail: format!("layers {layers:?} of {}", d.layers) });
         };
-        let norm = |weight| Norm { weight, epsilon: d.norm_epsilon };
-        // No adapter is loaded yet: against an empty list, every row's adapter is the base model.
-        let linear = |weight| Linear { weight, adapters: &[] };
+        let norm = |weight| Norm::rms(weight, d.norm_epsilon);
         let Scratch { rope, q, attended, activated, workspace } = scratch;
         backend.rope_rows(inputs, &self.frequencies, d.rope.magnitude, rope)?;
         for (layer, weights) in layers.zip(selected) {
             let Some(Place { group, layer }) = self.layout.place(layer) else {
                 return Err(KernelError::Shape { op: "forward", detail: format!("layer {layer} has no cache") });
             };
+            // No adapter is loaded yet.
             let qkv = QkvArgs {
-                norm: norm(&weights.attention_norm),
-                linear: linear(&weights.qkv),
-                rope,
-                rope_style: d.rope.style,
-                rope_dim: d.rope.dim,
+                norm: Some(norm(&weights.attention_norm)),
+                linear: Linear::plain(&weights.qkv),
+                clamp: None,
+                query_norm: None,
+                key_norm: None,
+                value_norm: None,
+                rope: Some(Rope { rows: rope, style: d.rope.style, dim: d.rope.dim }),
+                query_scale: None,
+                keys_values: KeysValues::Projected,
                 heads: d.heads,
                 kv_heads: d.kv_heads,
-                head_dim: d.head_dim,
+                key_dim: d.head_dim,
+                value_dim: d.head_dim,
                 group,
                 layer,
             };
@@ -138,10 +148,16 @@ impl<B: Backend> Decoder<B> {
             };
             backend.qkv_rope_write(inputs, &qkv, hidden, kv, q, workspace)?;
             backend.attention(inputs, &attention, q, kv, attended, workspace)?;
-            backend.linear_add(inputs, &linear(&weights.attention_output), attended, hidden, workspace)?;
-            let feed_forward_norm = norm(&weights.feed_forward_norm);
-            backend.gate_up(inputs, &feed_forward_norm, &linear(&weights.gate_up), d.activation, hidden, activated, workspace)?;
-            backend.linear_add(inputs, &linear(&weights.down), activated, hidden, workspace)?;
+            backend.linear_join(inputs, &Linear::plain(&weights.attention_output), &Join::ADD, attended, hidden, workspace)?;
+            let gate_up = GateUpArgs {
+                norm: Some(norm(&weights.feed_forward_norm)),
+                linear: Linear::plain(&weights.gate_up),
+                activation: d.activation,
+                gated: true,
+                factor: None,
+            };
+            backend.gate_up(inputs, &gate_up, hidden, activated, workspace)?;
+            backend.linear_join(inputs, &Linear::plain(&weights.down), &Join::ADD, activated, hidden, workspace)?;
         }
         Ok(())
     }
@@ -155,9 +171,13 @@ impl<B: Backend> Decoder<B> {
         logits: &mut B::Buffer,
         scratch: &mut Scratch<B>,
     ) -> Result<(), KernelError> {
-        let norm = Norm { weight: &self.weights.output_norm, epsilon: self.description.norm_epsilon };
-        let output = self.weights.output.as_ref().unwrap_or(&self.weights.embedding);
-        backend.logits(inputs, &norm, output, hidden, logits, &mut scratch.workspace)
+        let args = LogitsArgs {
+            norm: Some(Norm::rms(&self.weights.output_norm, self.description.norm_epsilon)),
+            linear: self.weights.output.as_ref().unwrap_or(&self.weights.embedding),
+            scale: 1.0,
+            softcap: None,
+        };
+        backend.logits(inputs, &args, hidden, logits, &mut scratch.workspace)
     }
 
     /// Logits → tokens.

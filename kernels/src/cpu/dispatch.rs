@@ -22,6 +22,8 @@ pub(super) struct Kernels {
     pub finish: unsafe fn(&Tile, *mut f32, usize),
     /// [`activation_kernel::gate`].
     pub gate: unsafe fn(Activation, &mut [f32], &[f32]),
+    /// [`activation_kernel::activate`].
+    pub activate: unsafe fn(Activation, &mut [f32]),
     /// [`activation_kernel::narrow`].
     pub narrow: unsafe fn(&[f32], &mut [u16]),
     /// [`codec::largest`].
@@ -51,6 +53,7 @@ macro_rules! table {
                 merge,
                 finish,
                 gate,
+                activate,
                 narrow,
                 magnitude,
                 to_q8,
@@ -93,6 +96,10 @@ macro_rules! table {
             $(#[target_feature(enable = $features)])?
             unsafe fn gate(activation: Activation, gate: &mut [f32], up: &[f32]) {
                 unsafe { activation_kernel::gate::<$simd>(activation, gate, up) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn activate(activation: Activation, x: &mut [f32]) {
+                unsafe { activation_kernel::activate::<$simd>(activation, x) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn narrow(x: &[f32], out: &mut [u16]) {

@@ -27,6 +27,11 @@ unsafe impl Sync for Memory {}
 impl Memory {
     pub(super) fn new(what: &'static str, bytes: usize) -> Result<Self, KernelError> {
         let none = || KernelError::OutOfMemory { what, bytes };
+        if bytes == 0 {
+            // Aligned, and never followed.
+            let base = NonNull::new(std::ptr::without_provenance_mut(ALIGN)).ok_or_else(none)?;
+            return Ok(Self { base, offset: 0, layout: Layout::new::<()>() });
+        }
         let layout = Layout::from_size_align(bytes.checked_add(ALIGN).ok_or_else(none)?, NATURAL).map_err(|_| none())?;
         // SAFETY: the layout's size is not 0.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
@@ -42,8 +47,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        if self.layout.size() > 0 {
+            // SAFETY: allocated with this layout.
+            unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! - [`isa`], [`pool`]: which instructions, which threads
 //! - [`activations`], [`linear`]: inputs prepared once per op, weights packed once at load
-//! - `projections`: the ops around a linear; `norm`, `rope`, `activation_kernel`: their parts
+//! - `projections`: the ops around a linear; `qkv`, `join`, `moe`: more of them; `norm`, `rope`, `activation_kernel`: their parts
 //! - `attention`, `attention_kernel`, `attention_softmax`, `attention_tile`, `kv`: paged attention and its cache
 //! - `sample`, `sample_kernel`: logits to tokens
 //! - `simd`, `dispatch`: sixteen lanes on any instruction set, and the tables of kernels
@@ -18,12 +18,15 @@ mod attention_softmax;
 mod attention_tile;
 mod dispatch;
 pub mod isa;
+mod join;
 mod kv;
 pub mod linear;
 mod memory;
+mod moe;
 mod norm;
 pub mod pool;
 mod projections;
+mod qkv;
 mod rope;
 mod sample;
 mod sample_kernel;
@@ -39,13 +42,18 @@ use self::{
     dispatch::Kernels,
     linear::PackedLinear,
     memory::Shared,
+    moe::MoeScratch,
     pool::{Chunks, Pool},
     projections::expect_len,
     sample::SampleScratch,
 };
 use crate::{
     KernelError,
-    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, Linear, Norm, Precision, QkvArgs, WorkspaceShape},
+    backend::{
+        AttentionArgs, Backend, BackendInfo, EmbedArgs, GateUpArgs, Join, KvShape, LatentArgs, LayerInputsArgs, Linear, LogitsArgs,
+        MoeArgs, Precision, QkvArgs, WorkspaceShape,
+    },
+    checks::Check,
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
     quant::TensorView,
@@ -72,6 +80,9 @@ pub struct CpuWorkspace {
     activations: Activations,
     /// Rows × widest output: what waits for something else before it is stored.
     wide: CpuBuffer,
+    /// The same for what comes second: projected queries of latent attention, values made from keys.
+    second: CpuBuffer,
+    moe: Option<Box<MoeScratch>>,
     attention: AttentionScratch,
     /// Per thread.
     sampling: Vec<SampleScratch>,
@@ -99,6 +110,10 @@ impl CpuBackend {
     pub fn isa(&self) -> Isa {
         self.isa
     }
+}
+
+fn check(op: &'static str) -> Check<CpuBackend> {
+    Check { op, len: |buffer| buffer.len(), matrix: |linear| (linear.rows(), linear.columns()) }
 }
 
 impl Backend for CpuBackend {
@@ -151,10 +166,13 @@ impl Backend for CpuBackend {
 
     fn workspace(&self, shape: &WorkspaceShape) -> Result<Self::Workspace, KernelError> {
         let (rows, threads) = (shape.limits.rows.max(shape.limits.logit_rows), self.pool.threads());
-        let wide = rows.checked_mul(shape.max_out).ok_or(KernelError::OutOfMemory { what: "workspace", bytes: usize::MAX })?;
+        let values = |width: usize| rows.checked_mul(width).ok_or(KernelError::OutOfMemory { what: "workspace", bytes: usize::MAX });
+        let (wide, second) = (values(shape.max_out)?, values(shape.latent_queries.max(shape.copied_values))?);
         Ok(CpuWorkspace {
             activations: Activations::new(self.isa, rows, shape.max_in, threads)?,
             wide: CpuBuffer::new("workspace", wide)?,
+            second: CpuBuffer::new("workspace", second)?,
+            moe: shape.moe.map(|moe| MoeScratch::new(moe, &shape.limits).map(Box::new)).transpose()?,
             attention: AttentionScratch::new(shape, threads)?,
             sampling: (0..threads).map(|_| SampleScratch::new(shape.vocabulary)).collect(),
             adapter_rows: Vec::new(),
@@ -177,25 +195,23 @@ impl Backend for CpuBackend {
     fn embed(
         &self,
         inputs: &Self::Inputs,
-        table: &Self::Linear,
+        args: &EmbedArgs<'_, Self>,
         sampled: &Self::Sampled,
-        scale: f32,
         out: &mut Self::Buffer,
     ) -> Result<(), KernelError> {
-        let (ids, width) = (&inputs.plan().inputs, table.columns());
-        expect_len("embed", "out", out, ids.len() * width)?;
-        let out = Shared::new(out);
-        self.each_row(ids.len(), |row| {
-            // SAFETY: each row has its own part.
-            let out = unsafe { out.part(row * width, width) };
-            // A row whose token could not be sampled has none: it computes from zeros, and whoever asked is told by its id.
-            match table.gather_row(sampled.resolve(ids[row]) as usize, out) {
-                Ok(()) if scale == 1.0 => {}
-                Ok(()) => out.iter_mut().for_each(|v| *v *= scale),
-                Err(_) => out.fill(0.0),
-            }
-        });
-        Ok(())
+        self.run_embed(inputs, args, sampled, out)
+    }
+
+    fn layer_inputs(
+        &self,
+        inputs: &Self::Inputs,
+        args: &LayerInputsArgs<'_, Self>,
+        sampled: &Self::Sampled,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_layer_inputs(inputs, args, sampled, hidden, out, workspace)
     }
 
     fn rope_rows(&self, inputs: &Self::Inputs, frequencies: &Self::Buffer, factor: f32, out: &mut Self::Buffer) -> Result<(), KernelError> {
@@ -219,6 +235,18 @@ impl Backend for CpuBackend {
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         self.run_qkv(inputs, args, hidden, kv, q, workspace)
+    }
+
+    fn latent_rope_write(
+        &self,
+        inputs: &Self::Inputs,
+        args: &LatentArgs<'_, Self>,
+        hidden: &Self::Buffer,
+        kv: &mut Self::Kv,
+        q: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_latent(inputs, args, hidden, kv, q, workspace)
     }
 
     fn write_kv(
@@ -255,40 +283,72 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn linear_add(
+    fn head_linear(
+        &self,
+        inputs: &Self::Inputs,
+        linear: &Self::Linear,
+        heads: usize,
+        x: &Self::Buffer,
+        out: &mut Self::Buffer,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_head_linear(inputs, linear, heads, x, out, workspace)
+    }
+
+    fn linear_join(
         &self,
         inputs: &Self::Inputs,
         linear: &Linear<'_, Self>,
+        join: &Join<'_, Self>,
         x: &Self::Buffer,
-        residual: &mut Self::Buffer,
+        to: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        self.run_linear_add(inputs, linear, x, residual, workspace)
+        self.run_linear_join(inputs, linear, join, x, to, workspace)
+    }
+
+    fn join(
+        &self,
+        inputs: &Self::Inputs,
+        width: usize,
+        join: &Join<'_, Self>,
+        x: &Self::Buffer,
+        to: &mut Self::Buffer,
+    ) -> Result<(), KernelError> {
+        self.run_join(inputs, width, join, x, to)
     }
 
     fn gate_up(
         &self,
         inputs: &Self::Inputs,
-        norm: &Norm<'_, Self>,
-        linear: &Linear<'_, Self>,
-        activation: Activation,
+        args: &GateUpArgs<'_, Self>,
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        self.run_gate_up(inputs, norm, linear, activation, hidden, out, workspace)
+        self.run_gate_up(inputs, args, hidden, out, workspace)
+    }
+
+    fn moe(
+        &self,
+        inputs: &Self::Inputs,
+        args: &MoeArgs<'_, Self>,
+        hidden: &mut Self::Buffer,
+        branch: Option<&mut Self::Buffer>,
+        workspace: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_moe(inputs, args, hidden, branch, workspace)
     }
 
     fn logits(
         &self,
         inputs: &Self::Inputs,
-        norm: &Norm<'_, Self>,
-        linear: &Self::Linear,
+        args: &LogitsArgs<'_, Self>,
         hidden: &Self::Buffer,
         logits: &mut Self::Buffer,
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        self.run_logits(inputs, norm, linear, hidden, logits, workspace)
+        self.run_logits(inputs, args, hidden, logits, workspace)
     }
 
     fn sample(

@@ -1,21 +1,23 @@
 //! The ops around a linear: prepare the activations once (norm, quantise), multiply, and do what follows where the outputs
 //! are still warm.
 
+use std::ops::Range;
+
 use parking_lot::Mutex;
 
 use super::{
     CpuBackend, CpuWorkspace,
     activations::Activations,
-    kv::CpuKv,
+    check,
+    join::RowJoin,
     linear::PackedLinear,
     memory::{CpuBuffer, Shared},
-    norm::rms_norm,
+    norm::{RowNorm, norm_or_copy},
     pool::{Chunks, split},
-    rope,
 };
 use crate::{
     KernelError,
-    backend::{Activation, KvShape, Linear, LowRank, Norm, QkvArgs},
+    backend::{Activation, GateUpArgs, Join, Linear, LogitsArgs, LowRank},
     inputs::{HostInputs, shape},
     plan::StepPlan,
 };
@@ -29,25 +31,31 @@ pub(super) fn expect_len(op: &'static str, what: &str, buffer: &[f32], least: us
     shape(op, buffer.len() >= least, || format!("{what}: {} values, {least} needed", buffer.len()))
 }
 
-fn expect_adapters(op: &'static str, linear: &Linear<'_, CpuBackend>) -> Result<(), KernelError> {
-    for low in linear.adapters.iter().flatten() {
-        let good = low.a.columns() == linear.weight.columns() && low.b.rows() == linear.weight.rows() && low.b.columns() == low.a.rows();
-        shape(op, good, || format!("adapter: {} × {} · {} × {}", low.b.rows(), low.b.columns(), low.a.rows(), low.a.columns()))?;
-    }
-    Ok(())
-}
-
 impl CpuBackend {
     /// Outputs of a linear: `sink(row, first output, values)`, from all threads; never twice for an output.
-    fn multiply<F>(&self, linear: &PackedLinear, activations: &Activations, sink: F) -> Result<(), KernelError>
+    pub(super) fn multiply<F>(&self, linear: &PackedLinear, activations: &Activations, sink: F) -> Result<(), KernelError>
     where
         F: Fn(usize, usize, &[f32]) + Sync,
     {
-        let groups = linear.groups();
-        let chunks = Chunks::new(groups, groups.div_ceil(TAKES * self.pool.threads()));
+        self.multiply_groups(linear, 0..linear.groups(), activations, sink)
+    }
+
+    /// The same for some groups.
+    pub(super) fn multiply_groups<F>(
+        &self,
+        linear: &PackedLinear,
+        groups: Range<usize>,
+        activations: &Activations,
+        sink: F,
+    ) -> Result<(), KernelError>
+    where
+        F: Fn(usize, usize, &[f32]) + Sync,
+    {
+        let chunks = Chunks::new(groups.len(), groups.len().div_ceil(TAKES * self.pool.threads()));
         let failure = Mutex::new(None);
         self.pool.run(|_| {
             while let Some(range) = chunks.take() {
+                let range = groups.start + range.start..groups.start + range.end;
                 if let Err(error) = linear.matmul(range, activations, &sink) {
                     failure.lock().get_or_insert(error);
                 }
@@ -65,11 +73,12 @@ impl CpuBackend {
         }
     }
 
-    /// out[row] += scale · B (A x[row]) for the rows that have an adapter; `x(row, out)` gives an input row.
+    /// out[row] += factor · scale · B (A x[row]) for the rows that have an adapter; `x(row, out)` gives an input row.
     fn add_adapters<F>(
         &self,
         plan: &StepPlan,
         adapters: &[Option<LowRank<Self>>],
+        factor: f32,
         x: F,
         out: &mut [f32],
         workspace: &mut CpuWorkspace,
@@ -98,139 +107,86 @@ impl CpuBackend {
             self.multiply(b, activations, |row, first, values| {
                 // SAFETY: as above.
                 let to = unsafe { out.part(adapter_rows[row] * width + first, values.len()) };
-                to.iter_mut().zip(values).for_each(|(to, value)| *to += scale * value);
+                to.iter_mut().zip(values).for_each(|(to, value)| *to += factor * scale * value);
             })?;
         }
         Ok(())
     }
 
-    /// `wide` = linear(norm(hidden)), adapters included.
-    fn normed(
+    /// out = linear(rows of `input`), adapters included.
+    pub(super) fn linear_into<F>(
         &self,
         inputs: &HostInputs,
-        norm: &Norm<'_, Self>,
         linear: &Linear<'_, Self>,
-        hidden: &[f32],
+        input: F,
+        out: &mut [f32],
         workspace: &mut CpuWorkspace,
-    ) -> Result<(), KernelError> {
+    ) -> Result<(), KernelError>
+    where
+        F: Fn(usize, &mut [f32]) + Sync,
+    {
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows());
-        let input = |row: usize, out: &mut [f32]| rms_norm(&hidden[row * columns..][..columns], norm.weight, norm.epsilon, out);
-        workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
-        let wide = Shared::new(&mut workspace.wide);
+        workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), &input)?;
+        let to = Shared::new(out);
         self.multiply(linear.weight, &workspace.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
-            unsafe { wide.part(row * width + first, values.len()) }.copy_from_slice(values);
+            unsafe { to.part(row * width + first, values.len()) }.copy_from_slice(values);
         })?;
         if inputs.any_adapter() {
-            let mut wide = std::mem::replace(&mut workspace.wide, CpuBuffer::empty()?);
-            let result = self.add_adapters(inputs.plan(), linear.adapters, input, &mut wide, workspace);
-            workspace.wide = wide;
-            result?;
+            self.add_adapters(inputs.plan(), linear.adapters, 1.0, input, out, workspace)?;
         }
         Ok(())
     }
 
-    fn expect_normed(
-        op: &'static str,
-        inputs: &HostInputs,
-        norm: &Norm<'_, Self>,
-        linear: &Linear<'_, Self>,
-        hidden: &[f32],
-        workspace: &CpuWorkspace,
-    ) -> Result<(), KernelError> {
-        let (rows, columns) = (inputs.plan().rows(), linear.weight.columns());
-        expect_adapters(op, linear)?;
-        expect_len(op, "norm", norm.weight, columns)?;
-        expect_len(op, "hidden", hidden, rows * columns)?;
-        expect_len(op, "workspace", &workspace.wide, rows * linear.weight.rows())
-    }
-
-    pub(super) fn run_qkv(
-        &self,
-        inputs: &HostInputs,
-        args: &QkvArgs<'_, Self>,
-        hidden: &[f32],
-        kv: &mut CpuKv,
-        q: &mut [f32],
-        workspace: &mut CpuWorkspace,
-    ) -> Result<(), KernelError> {
-        let (rows, op) = (inputs.plan().rows(), "qkv_rope_write");
-        let &QkvArgs { heads, kv_heads, head_dim, rope_dim, .. } = args;
-        let KvShape { kv_heads: cached, key_dim, value_dim, shared_values, .. } = kv.shape;
-        let width = (heads + kv_heads) * head_dim + kv_heads * value_dim;
-        inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
-        shape(op, args.linear.weight.rows() == width, || format!("linear: {} rows, not {width}", args.linear.weight.rows()))?;
-        shape(op, (cached, key_dim, shared_values) == (kv_heads, head_dim, false), || "the cache has other heads".into())?;
-        shape(op, rope_dim <= head_dim && rope_dim.is_multiple_of(2), || format!("rope_dim: {rope_dim} of {head_dim}"))?;
-        expect_len(op, "q", q, rows * heads * head_dim)?;
-        expect_len(op, "rope", args.rope, rows * rope_dim)?;
-        Self::expect_normed(op, inputs, &args.norm, &args.linear, hidden, workspace)?;
-        self.normed(inputs, &args.norm, &args.linear, hidden, workspace)?;
-        let slots = &inputs.plan().groups[args.group].slots;
-        let (wide, q, writer) = (Shared::new(&mut workspace.wide), Shared::new(q), kv.writer(self.kernels, args.layer));
-        self.each_row(rows, |row| {
-            // SAFETY: each row has its own parts.
-            let (y, q) = unsafe { (wide.part(row * width, width), q.part(row * heads * head_dim, heads * head_dim)) };
-            let (cos, sin) = args.rope[row * rope_dim..][..rope_dim].split_at(rope_dim / 2);
-            for head in y[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
-                rope::turn(head, cos, sin, args.rope_style);
-            }
-            let (queries, rest) = y.split_at(heads * head_dim);
-            q.copy_from_slice(queries);
-            let (keys, values) = rest.split_at(kv_heads * head_dim);
-            // SAFETY: slots were checked against this cache, and the backend checked its instruction set.
-            unsafe { writer.write(slots[row] as usize, keys, values) };
-        });
-        Ok(())
-    }
-
-    pub(super) fn run_write_kv(
-        &self,
-        inputs: &HostInputs,
-        group: usize,
-        layer: usize,
-        keys: &[f32],
-        values: Option<&[f32]>,
-        kv: &mut CpuKv,
-    ) -> Result<(), KernelError> {
-        let (op, rows, KvShape { kv_heads, key_dim, value_dim, shared_values, .. }) = ("write_kv", inputs.plan().rows(), kv.shape);
-        inputs.check_kv(op, group, layer, &kv.shape)?;
-        shape(op, values.is_none() == shared_values, || "values: given where keys hold them, or missing".into())?;
-        let (key_width, value_width) = (kv_heads * key_dim, if shared_values { 0 } else { kv_heads * value_dim });
-        let values = values.unwrap_or_default();
-        expect_len(op, "keys", keys, rows * key_width)?;
-        expect_len(op, "values", values, rows * value_width)?;
-        let (slots, writer) = (&inputs.plan().groups[group].slots, kv.writer(self.kernels, layer));
-        self.each_row(rows, |row| {
-            let (keys, values) = (&keys[row * key_width..][..key_width], &values[row * value_width..][..value_width]);
-            // SAFETY: slots were checked against this cache, and the backend checked its instruction set.
-            unsafe { writer.write(slots[row] as usize, keys, values) };
-        });
-        Ok(())
-    }
-
-    pub(super) fn run_linear_add(
+    /// `wide` = linear(rows of `input`), adapters included.
+    pub(super) fn linear_wide<F>(
         &self,
         inputs: &HostInputs,
         linear: &Linear<'_, Self>,
-        x: &[f32],
-        residual: &mut [f32],
+        input: F,
+        workspace: &mut CpuWorkspace,
+    ) -> Result<(), KernelError>
+    where
+        F: Fn(usize, &mut [f32]) + Sync,
+    {
+        expect_len("linear", "workspace", &workspace.wide, inputs.plan().rows() * linear.weight.rows())?;
+        let mut wide = std::mem::replace(&mut workspace.wide, CpuBuffer::empty()?);
+        let result = self.linear_into(inputs, linear, input, &mut wide, workspace);
+        workspace.wide = wide;
+        result
+    }
+
+    pub(super) fn run_linear_join(
+        &self,
+        inputs: &HostInputs,
+        linear: &Linear<'_, Self>,
+        join: &Join<'_, Self>,
+        x: &CpuBuffer,
+        to: &mut CpuBuffer,
         workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
+        check("linear_join").linear_join(inputs, linear, join, x, to)?;
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows());
-        expect_adapters("linear_add", linear)?;
-        expect_len("linear_add", "x", x, rows * columns)?;
-        expect_len("linear_add", "residual", residual, rows * width)?;
         let input = |row: usize, out: &mut [f32]| out.copy_from_slice(&x[row * columns..][..columns]);
+        let adapted = inputs.any_adapter() && !linear.adapters.is_empty();
+        let join = RowJoin::new(join);
+        if !join.element_wise() || (adapted && join.total != 1.0) {
+            self.linear_wide(inputs, linear, input, workspace)?;
+            let (wide, to) = (Shared::new(&mut workspace.wide), Shared::new(to));
+            self.each_row(rows, |row| {
+                // SAFETY: each row has its own parts.
+                unsafe { join.row(wide.part(row * width, width), to.part(row * width, width)) };
+            });
+            return Ok(());
+        }
         workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
-        let to = Shared::new(residual);
+        let shared = Shared::new(to);
         self.multiply(linear.weight, &workspace.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
-            let to = unsafe { to.part(row * width + first, values.len()) };
-            to.iter_mut().zip(values).for_each(|(to, value)| *to += value);
+            join.elements(values, unsafe { shared.part(row * width + first, values.len()) });
         })?;
-        if inputs.any_adapter() {
-            self.add_adapters(inputs.plan(), linear.adapters, input, residual, workspace)?;
+        if adapted {
+            self.add_adapters(inputs.plan(), linear.adapters, join.scale, input, to, workspace)?;
         }
         Ok(())
     }
@@ -238,22 +194,20 @@ impl CpuBackend {
     pub(super) fn run_gate_up(
         &self,
         inputs: &HostInputs,
-        norm: &Norm<'_, Self>,
-        linear: &Linear<'_, Self>,
-        activation: Activation,
-        hidden: &[f32],
-        out: &mut [f32],
+        args: &GateUpArgs<'_, Self>,
+        hidden: &CpuBuffer,
+        out: &mut CpuBuffer,
         workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
-        let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows() / 2);
-        shape("gate_up", linear.weight.rows().is_multiple_of(2), || format!("linear: an odd number of rows, {}", linear.weight.rows()))?;
-        expect_len("gate_up", "out", out, rows * width)?;
-        Self::expect_normed("gate_up", inputs, norm, linear, hidden, workspace)?;
+        let width = check("gate_up").gate_up(inputs, args, hidden, out)?;
+        let &GateUpArgs { linear, activation, gated, factor, .. } = args;
+        let (rows, columns) = (inputs.plan().rows(), linear.weight.columns());
         let adapted = inputs.any_adapter() && !linear.adapters.is_empty();
-        let out = Shared::new(out);
-        if adapted || !halves_align(linear.weight) {
-            self.normed(inputs, norm, linear, hidden, workspace)?;
-            let wide = &workspace.wide;
+        let norm = args.norm.as_ref().map(RowNorm::new);
+        let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
+        if gated && (adapted || !halves_align(linear.weight)) {
+            self.linear_wide(inputs, &linear, input, workspace)?;
+            let (wide, out) = (&workspace.wide, Shared::new(out));
             self.each_row(rows, |row| {
                 let (gate, up) = wide[row * 2 * width..][..2 * width].split_at(width);
                 // SAFETY: each row has its own part.
@@ -264,9 +218,34 @@ impl CpuBackend {
             });
             return Ok(());
         }
-        let input = |row: usize, out: &mut [f32]| rms_norm(&hidden[row * columns..][..columns], norm.weight, norm.epsilon, out);
+        if gated {
+            workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
+            return self.multiply_gated(linear.weight, &workspace.activations, activation, Shared::new(out));
+        }
+        // What follows the projection of some outputs of a row.
+        let finish = |row: usize, first: usize, out: &mut [f32]| {
+            // SAFETY: the backend checked its instruction set.
+            unsafe { (self.kernels.activate)(activation, out) };
+            if let Some(factor) = factor {
+                let by = &factor.buffer[row * factor.stride + factor.start + first..];
+                out.iter_mut().zip(by).for_each(|(out, by)| *out *= by);
+            }
+        };
+        if adapted {
+            self.linear_into(inputs, &linear, input, out, workspace)?;
+            let out = Shared::new(out);
+            // SAFETY: each row has its own part.
+            self.each_row(rows, |row| finish(row, 0, unsafe { out.part(row * width, width) }));
+            return Ok(());
+        }
         workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
-        self.multiply_gated(linear.weight, &workspace.activations, activation, out)
+        let out = Shared::new(out);
+        self.multiply(linear.weight, &workspace.activations, |row, first, values| {
+            // SAFETY: no output is computed twice.
+            let out = unsafe { out.part(row * width + first, values.len()) };
+            out.copy_from_slice(values);
+            finish(row, first, out);
+        })
     }
 
     /// Gate and up of the same outputs by the same thread: the gate waits in `out` for its partner.
@@ -303,23 +282,29 @@ impl CpuBackend {
     pub(super) fn run_logits(
         &self,
         inputs: &HostInputs,
-        norm: &Norm<'_, Self>,
-        linear: &PackedLinear,
-        hidden: &[f32],
-        logits: &mut [f32],
+        args: &LogitsArgs<'_, Self>,
+        hidden: &CpuBuffer,
+        logits: &mut CpuBuffer,
         workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
+        check("logits").logits(inputs, args, hidden, logits)?;
+        let &LogitsArgs { linear, scale, softcap, .. } = args;
         let (wanted, columns, width) = (&inputs.plan().logit_rows, linear.columns(), linear.rows());
-        expect_len("logits", "norm", norm.weight, columns)?;
-        expect_len("logits", "hidden", hidden, inputs.plan().rows() * columns)?;
-        expect_len("logits", "logits", logits, wanted.len() * width)?;
+        let norm = args.norm.as_ref().map(RowNorm::new);
         workspace.activations.fill(&self.pool, wanted.len(), columns, linear.forms(), |i, out| {
-            rms_norm(&hidden[wanted[i] as usize * columns..][..columns], norm.weight, norm.epsilon, out);
+            norm_or_copy(norm.as_ref(), &hidden[wanted[i] as usize * columns..][..columns], out);
         })?;
         let logits = Shared::new(logits);
         self.multiply(linear, &workspace.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
-            unsafe { logits.part(row * width + first, values.len()) }.copy_from_slice(values);
+            let out = unsafe { logits.part(row * width + first, values.len()) };
+            out.copy_from_slice(values);
+            if scale != 1.0 {
+                out.iter_mut().for_each(|z| *z *= scale);
+            }
+            if let Some(cap) = softcap {
+                out.iter_mut().for_each(|z| *z = cap * (*z / cap).tanh());
+            }
         })
     }
 }

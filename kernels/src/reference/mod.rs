@@ -4,15 +4,23 @@
 //! [`sample`] (see [`crate::sampling`]).
 
 mod kv;
+mod moe;
 mod ops;
+mod projections;
 mod sample;
+
+use std::ops::Range;
 
 pub use kv::ReferenceKv;
 pub use sample::{Drawn, sample};
 
 use crate::{
     KernelError,
-    backend::{Activation, AttentionArgs, Backend, BackendInfo, KvShape, Linear, LowRank, Norm, Precision, QkvArgs, WorkspaceShape},
+    backend::{
+        AttentionArgs, Backend, BackendInfo, EmbedArgs, GateUpArgs, Join, KvShape, LatentArgs, LayerInputsArgs, Linear, LogitsArgs,
+        LowRank, MoeArgs, Precision, QkvArgs, WorkspaceShape,
+    },
+    checks::Check,
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
     quant::{ACTIVATION_BLOCK, TensorView, dequantize, quantize_activations},
@@ -53,6 +61,11 @@ impl Reference {
 
     /// weight · x + bias.
     fn multiply(&self, linear: &ReferenceLinear, x: &[f32]) -> Vec<f32> {
+        self.multiply_rows(linear, 0..linear.rows, x)
+    }
+
+    /// The outputs `rows` of it.
+    fn multiply_rows(&self, linear: &ReferenceLinear, rows: Range<usize>, x: &[f32]) -> Vec<f32> {
         let rounded = match self.numerics {
             Numerics::Exact => x.to_vec(),
             Numerics::Quantised => {
@@ -64,12 +77,11 @@ impl Reference {
                 rounded
             }
         };
-        (0..linear.rows)
-            .map(|row| {
-                let x = if linear.quantised[row] { &rounded } else { x };
-                ops::dot(&linear.weights[row * linear.columns..][..linear.columns], x) + linear.bias[row]
-            })
-            .collect()
+        rows.map(|row| {
+            let x = if linear.quantised[row] { &rounded } else { x };
+            ops::dot(&linear.weights[row * linear.columns..][..linear.columns], x) + linear.bias[row]
+        })
+        .collect()
     }
 
     /// The linear with the adapter of a row of the plan.
@@ -93,19 +105,8 @@ fn through_bytes(x: &[f32]) -> Vec<f32> {
     q.iter().enumerate().map(|(i, &q)| f32::from(q) * d[i / ACTIVATION_BLOCK]).collect()
 }
 
-/// Checks that a matrix has this shape.
-fn expect(op: &'static str, what: &str, linear: &ReferenceLinear, rows: usize, columns: usize) -> Result<(), KernelError> {
-    shape(op, (linear.rows, linear.columns) == (rows, columns), || {
-        format!("{what}: {} × {}, not {rows} × {columns}", linear.rows, linear.columns)
-    })
-}
-
-fn expect_adapters(op: &'static str, linear: &Linear<'_, Reference>) -> Result<(), KernelError> {
-    for low in linear.adapters.iter().flatten() {
-        expect(op, "adapter A", &low.a, low.a.rows, linear.weight.columns)?;
-        expect(op, "adapter B", &low.b, linear.weight.rows, low.a.rows)?;
-    }
-    Ok(())
+fn check(op: &'static str) -> Check<Reference> {
+    Check { op, len: Vec::len, matrix: |linear| (linear.rows, linear.columns) }
 }
 
 fn expect_len(op: &'static str, what: &str, buffer: &[f32], least: usize) -> Result<(), KernelError> {
@@ -193,20 +194,23 @@ impl Backend for Reference {
     fn embed(
         &self,
         inputs: &Self::Inputs,
-        table: &Self::Linear,
+        args: &EmbedArgs<'_, Self>,
         sampled: &Self::Sampled,
-        scale: f32,
         out: &mut Self::Buffer,
     ) -> Result<(), KernelError> {
-        expect_len("embed", "out", out, inputs.plan().rows() * table.columns)?;
-        for (&input, out) in inputs.plan().inputs.iter().zip(out.chunks_mut(table.columns)) {
-            let id = sampled.resolve(input) as usize;
-            match table.weights.get(id.saturating_mul(table.columns)..).and_then(|w| w.get(..table.columns)) {
-                Some(row) => out.iter_mut().zip(row).for_each(|(o, w)| *o = scale * w),
-                None => out.fill(0.0),
-            }
-        }
-        Ok(())
+        self.run_embed(inputs, args, sampled, out)
+    }
+
+    fn layer_inputs(
+        &self,
+        inputs: &Self::Inputs,
+        args: &LayerInputsArgs<'_, Self>,
+        sampled: &Self::Sampled,
+        hidden: &Self::Buffer,
+        out: &mut Self::Buffer,
+        _: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_layer_inputs(inputs, args, sampled, hidden, out)
     }
 
     fn rope_rows(&self, inputs: &Self::Inputs, frequencies: &Self::Buffer, factor: f32, out: &mut Self::Buffer) -> Result<(), KernelError> {
@@ -231,33 +235,19 @@ impl Backend for Reference {
         q: &mut Self::Buffer,
         _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        let &QkvArgs { heads, kv_heads, head_dim, rope_dim, .. } = args;
-        let (rows, columns, op) = (inputs.plan().rows(), args.linear.weight.columns, "qkv_rope_write");
-        let value_dim = kv.shape.value_dim;
-        inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
-        expect(op, "linear", args.linear.weight, (heads + kv_heads) * head_dim + kv_heads * value_dim, columns)?;
-        expect_adapters(op, &args.linear)?;
-        expect_len(op, "norm", args.norm.weight, columns)?;
-        expect_len(op, "hidden", hidden, rows * columns)?;
-        expect_len(op, "q", q, rows * heads * head_dim)?;
-        expect_len(op, "rope", args.rope, rows * rope_dim)?;
-        shape(op, rope_dim <= head_dim && rope_dim.is_multiple_of(2), || format!("rope_dim: {rope_dim} of {head_dim}"))?;
-        let KvShape { kv_heads: cached, key_dim, shared_values, .. } = kv.shape;
-        shape(op, (cached, key_dim, shared_values) == (kv_heads, head_dim, false), || "the cache has other heads".into())?;
-        let slots = &inputs.plan().groups[args.group].slots;
-        for (row, &slot) in slots.iter().enumerate() {
-            let x = ops::rms_norm(&hidden[row * columns..][..columns], args.norm.weight, args.norm.epsilon);
-            let mut y = self.adapted(&args.linear, inputs.plan().adapters[row], &x);
-            let (cos, sin) = args.rope[row * rope_dim..][..rope_dim].split_at(rope_dim / 2);
-            for head in y[..(heads + kv_heads) * head_dim].chunks_mut(head_dim) {
-                ops::rope(head, cos, sin, args.rope_style);
-            }
-            let (queries, rest) = y.split_at(heads * head_dim);
-            q[row * heads * head_dim..][..heads * head_dim].copy_from_slice(queries);
-            let (keys, values) = rest.split_at(kv_heads * head_dim);
-            kv.write(args.layer, slot as usize, keys, values);
-        }
-        Ok(())
+        self.run_qkv(inputs, args, hidden, kv, q)
+    }
+
+    fn latent_rope_write(
+        &self,
+        inputs: &Self::Inputs,
+        args: &LatentArgs<'_, Self>,
+        hidden: &Self::Buffer,
+        kv: &mut Self::Kv,
+        q: &mut Self::Buffer,
+        _: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_latent(inputs, args, hidden, kv, q)
     }
 
     fn write_kv(
@@ -290,23 +280,44 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn linear_add(
+    fn head_linear(
+        &self,
+        inputs: &Self::Inputs,
+        linear: &Self::Linear,
+        heads: usize,
+        x: &Self::Buffer,
+        out: &mut Self::Buffer,
+        _: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_head_linear(inputs, linear, heads, x, out)
+    }
+
+    fn linear_join(
         &self,
         inputs: &Self::Inputs,
         linear: &Linear<'_, Self>,
+        join: &Join<'_, Self>,
         x: &Self::Buffer,
-        residual: &mut Self::Buffer,
+        to: &mut Self::Buffer,
         _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        let (rows, out, columns) = (inputs.plan().rows(), linear.weight.rows, linear.weight.columns);
-        expect_adapters("linear_add", linear)?;
-        expect_len("linear_add", "x", x, rows * columns)?;
-        expect_len("linear_add", "residual", residual, rows * out)?;
-        for (row, &adapter) in inputs.plan().adapters.iter().enumerate() {
-            let y = self.adapted(linear, adapter, &x[row * columns..][..columns]);
-            for (r, y) in residual[row * out..].iter_mut().zip(y) {
-                *r += y;
-            }
+        self.run_linear_join(inputs, linear, join, x, to)
+    }
+
+    fn join(
+        &self,
+        inputs: &Self::Inputs,
+        width: usize,
+        join: &Join<'_, Self>,
+        x: &Self::Buffer,
+        to: &mut Self::Buffer,
+    ) -> Result<(), KernelError> {
+        let (check, rows) = (check("join"), inputs.plan().rows());
+        check.join(join, width)?;
+        check.len("x", x, rows * width)?;
+        check.len("to", to, rows * width)?;
+        for (x, to) in x.chunks(width.max(1)).zip(to.chunks_mut(width.max(1))).take(rows) {
+            projections::join_row(join, x, to);
         }
         Ok(())
     }
@@ -314,46 +325,34 @@ impl Backend for Reference {
     fn gate_up(
         &self,
         inputs: &Self::Inputs,
-        norm: &Norm<'_, Self>,
-        linear: &Linear<'_, Self>,
-        activation: Activation,
+        args: &GateUpArgs<'_, Self>,
         hidden: &Self::Buffer,
         out: &mut Self::Buffer,
         _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns, linear.weight.rows / 2);
-        shape("gate_up", linear.weight.rows.is_multiple_of(2), || "an odd number of rows".into())?;
-        expect_adapters("gate_up", linear)?;
-        expect_len("gate_up", "norm", norm.weight, columns)?;
-        expect_len("gate_up", "hidden", hidden, rows * columns)?;
-        expect_len("gate_up", "out", out, rows * width)?;
-        for (row, &adapter) in inputs.plan().adapters.iter().enumerate() {
-            let x = ops::rms_norm(&hidden[row * columns..][..columns], norm.weight, norm.epsilon);
-            let y = self.adapted(linear, adapter, &x);
-            for i in 0..width {
-                out[row * width + i] = ops::activate(y[i], activation) * y[width + i];
-            }
-        }
-        Ok(())
+        self.run_gate_up(inputs, args, hidden, out)
+    }
+
+    fn moe(
+        &self,
+        inputs: &Self::Inputs,
+        args: &MoeArgs<'_, Self>,
+        hidden: &mut Self::Buffer,
+        branch: Option<&mut Self::Buffer>,
+        _: &mut Self::Workspace,
+    ) -> Result<(), KernelError> {
+        self.run_moe(inputs, args, hidden, branch)
     }
 
     fn logits(
         &self,
         inputs: &Self::Inputs,
-        norm: &Norm<'_, Self>,
-        linear: &Self::Linear,
+        args: &LogitsArgs<'_, Self>,
         hidden: &Self::Buffer,
         logits: &mut Self::Buffer,
         _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
-        expect_len("logits", "norm", norm.weight, linear.columns)?;
-        expect_len("logits", "hidden", hidden, inputs.plan().rows() * linear.columns)?;
-        expect_len("logits", "logits", logits, inputs.plan().logit_rows.len() * linear.rows)?;
-        for (&row, out) in inputs.plan().logit_rows.iter().zip(logits.chunks_mut(linear.rows)) {
-            let x = ops::rms_norm(&hidden[row as usize * linear.columns..][..linear.columns], norm.weight, norm.epsilon);
-            out.copy_from_slice(&self.multiply(linear, &x));
-        }
-        Ok(())
+        self.run_logits(inputs, args, hidden, logits)
     }
 
     fn sample(

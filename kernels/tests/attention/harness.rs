@@ -139,6 +139,9 @@ impl<'a, B: Backend> Run<'a, B> {
             heads: case.heads,
             key_dim: case.kv.key_dim,
             value_dim: case.kv.value_dim,
+            latent_queries: 0,
+            copied_values: 0,
+            moe: None,
         };
         let mut run = Self {
             kv: backend.kv(&case.kv).unwrap(),

@@ -4,7 +4,8 @@
 use quire_kernels::{
     KernelError,
     backend::{
-        Activation, AttentionArgs, Backend, KvShape, KvType, Linear, LowRank, Mask, Norm, Precision, QkvArgs, RopeStyle, WorkspaceShape,
+        Activation, AttentionArgs, Backend, EmbedArgs, GateUpArgs, Join, KeysValues, KvShape, KvType, Linear, LogitsArgs, LowRank, Mask,
+        Norm, Precision, QkvArgs, Rope, RopeStyle, WorkspaceShape,
     },
     plan::{GroupPlan, NO_ADAPTER, NO_TOKEN, SamplingPlan, StepLimits, StepOutput, StepPlan},
     quant::{TensorType, TensorView},
@@ -260,6 +261,9 @@ impl<B: Backend> Model<B> {
                 heads,
                 key_dim: head_dim,
                 value_dim: head_dim,
+                latent_queries: 0,
+                copied_values: 0,
+                moe: None,
             })?,
             table: backend.linear(&[weights.table.view()], None, Precision::Byte)?,
             linears,
@@ -291,7 +295,8 @@ impl<B: Backend> Model<B> {
         let mut record = Record::default();
         self.backend.upload(plan, &mut self.inputs)?;
         self.backend.copy_blocks(&self.inputs, &mut self.kv)?;
-        self.backend.embed(&self.inputs, &self.table, &self.sampled, 1.5, &mut self.hidden)?;
+        let args = EmbedArgs { table: &self.table, scale: 1.5, positions: None, norm: None };
+        self.backend.embed(&self.inputs, &args, &self.sampled, &mut self.hidden)?;
         record.embed = self.read(&self.hidden, rows * hidden);
         self.backend.rope_rows(&self.inputs, &self.frequencies, 1.1, &mut self.rope)?;
         record.rope = self.read(&self.rope, rows * rope_dim);
@@ -300,9 +305,24 @@ impl<B: Backend> Model<B> {
             self.rope = self.backend.buffer_from(&feed.rope)?;
         }
         let linear = |i: usize| Linear { weight: &self.linears[i], adapters: &self.adapters[i][..] };
-        let norm = || Norm { weight: &self.norm, epsilon: 1e-5 };
-        let args =
-            QkvArgs { norm: norm(), linear: linear(0), rope: &self.rope, rope_style, rope_dim, heads, kv_heads, head_dim, group, layer };
+        let norm = || Some(Norm::rms(&self.norm, 1e-5));
+        let args = QkvArgs {
+            norm: norm(),
+            linear: linear(0),
+            clamp: None,
+            query_norm: None,
+            key_norm: None,
+            value_norm: None,
+            rope: Some(Rope { rows: &self.rope, style: rope_style, dim: rope_dim }),
+            query_scale: None,
+            keys_values: KeysValues::Projected,
+            heads,
+            kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            group,
+            layer,
+        };
         self.backend.qkv_rope_write(&self.inputs, &args, &self.hidden, &mut self.kv, &mut self.q, &mut self.workspace)?;
         record.q = self.read(&self.q, rows * heads * head_dim);
         if let Some(feed) = feed {
@@ -325,22 +345,24 @@ impl<B: Backend> Model<B> {
         if let Some(feed) = feed {
             self.attention = self.backend.buffer_from(&feed.attention)?;
         }
-        self.backend.linear_add(&self.inputs, &linear(1), &self.attention, &mut self.hidden, &mut self.workspace)?;
+        self.backend.linear_join(&self.inputs, &linear(1), &Join::ADD, &self.attention, &mut self.hidden, &mut self.workspace)?;
         record.after_out = self.read(&self.hidden, rows * hidden);
         if let Some(feed) = feed {
             self.hidden = self.backend.buffer_from(&feed.after_out)?;
         }
-        self.backend.gate_up(&self.inputs, &norm(), &linear(2), activation, &self.hidden, &mut self.gate_up, &mut self.workspace)?;
+        let args = GateUpArgs { norm: norm(), linear: linear(2), activation, gated: true, factor: None };
+        self.backend.gate_up(&self.inputs, &args, &self.hidden, &mut self.gate_up, &mut self.workspace)?;
         record.gate_up = self.read(&self.gate_up, rows * feed_forward);
         if let Some(feed) = feed {
             self.gate_up = self.backend.buffer_from(&feed.gate_up)?;
         }
-        self.backend.linear_add(&self.inputs, &linear(3), &self.gate_up, &mut self.hidden, &mut self.workspace)?;
+        self.backend.linear_join(&self.inputs, &linear(3), &Join::ADD, &self.gate_up, &mut self.hidden, &mut self.workspace)?;
         record.after_down = self.read(&self.hidden, rows * hidden);
         if let Some(feed) = feed {
             self.hidden = self.backend.buffer_from(&feed.after_down)?;
         }
-        self.backend.logits(&self.inputs, &norm(), &self.table, &self.hidden, &mut self.logits, &mut self.workspace)?;
+        let args = LogitsArgs { norm: norm(), linear: &self.table, scale: 1.0, softcap: None };
+        self.backend.logits(&self.inputs, &args, &self.hidden, &mut self.logits, &mut self.workspace)?;
         record.logits = self.read(&self.logits, plan.logit_rows.len() * vocabulary);
         if feed.is_some() {
             // Fed buffers are as long as their step was.

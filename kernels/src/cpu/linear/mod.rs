@@ -51,7 +51,10 @@ pub struct PackedLinear {
     segments: Vec<Segment>,
     bias: Option<Vec<f32>>,
     groups: usize,
-    precision: Precision,
+    /// Of all parts.
+    forms: Forms,
+    /// Some part's many rows go through the matrix unit.
+    matrix: bool,
 }
 
 /// One part.
@@ -82,7 +85,16 @@ impl PackedLinear {
             return Err(KernelError::Unsupported(format!("instruction set {}", isa.name())));
         }
         let columns = parts.first().map_or(0, |part| part.columns);
-        let mut linear = Self { isa, rows: 0, columns, segments: Vec::with_capacity(parts.len()), bias: None, groups: 0, precision };
+        let mut linear = Self {
+            isa,
+            rows: 0,
+            columns,
+            segments: Vec::with_capacity(parts.len()),
+            bias: None,
+            groups: 0,
+            forms: Forms::default(),
+            matrix: false,
+        };
         for part in parts {
             part.check("linear")?;
             if part.columns != columns {
@@ -91,6 +103,9 @@ impl PackedLinear {
             let segment = Segment::pack(isa, pool, part, linear.rows, linear.groups)?;
             linear.rows += segment.rows;
             linear.groups += segment.groups;
+            let float = segment.packing.is_float();
+            linear.forms = linear.forms.or(Forms { quantised: !float, float, fine: !float && precision == Precision::TwoBytes });
+            linear.matrix |= segment.matrix;
             linear.segments.push(segment);
         }
         if let Some(bias) = bias {
@@ -124,11 +139,7 @@ impl PackedLinear {
     /// Which forms of the activations it reads.
     #[must_use]
     pub fn forms(&self) -> Forms {
-        let form = |segment: &Segment| {
-            let float = segment.packing.is_float();
-            Forms { quantised: !float, float, fine: !float && self.precision == Precision::TwoBytes }
-        };
-        self.segments.iter().map(form).fold(Forms::default(), Forms::or)
+        self.forms
     }
 
     /// Units of work: each is up to 16 consecutive output rows of one part.
@@ -144,7 +155,7 @@ impl PackedLinear {
     }
 
     fn segment(&self, group: usize) -> Option<&Segment> {
-        self.segments.iter().find(|segment| group < segment.first_group + segment.groups)
+        self.segments.get(self.segments.partition_point(|segment| segment.first_group + segment.groups <= group))
     }
 
     /// Decodes row `row` into `out`: exactly what [`crate::quant::dequantize`] gives for it.
@@ -152,12 +163,40 @@ impl PackedLinear {
     /// # Errors
     /// No such row, or `out` is not as long as a row.
     pub fn gather_row(&self, row: usize, out: &mut [f32]) -> Result<(), KernelError> {
-        let segment = self.segments.iter().find(|segment| row < segment.first_row + segment.rows);
-        let Some(segment) = segment.filter(|_| out.len() == self.columns) else {
+        let Some(segment) = self.segment_of(row).filter(|_| out.len() == self.columns) else {
             return Err(shape(format!("row {row} into {} values, of {} × {}", out.len(), self.rows, self.columns)));
         };
-        segment.gather_row(row - segment.first_row, out);
+        segment.gather(row - segment.first_row, 0, out);
         Ok(())
+    }
+
+    /// out += scale · row `row`; nothing where there is no such row.
+    pub fn add_row(&self, row: usize, scale: f32, out: &mut [f32]) {
+        let Some(segment) = self.segment_of(row).filter(|_| out.len() == self.columns) else { return };
+        let row = row - segment.first_row;
+        let mut part = [0.0; ACTIVATION_BLOCK];
+        for (block, out) in out.chunks_mut(ACTIVATION_BLOCK).enumerate() {
+            let part = &mut part[..out.len()];
+            segment.gather(row, block * ACTIVATION_BLOCK, part);
+            out.iter_mut().zip(part).for_each(|(out, part)| *out += scale * *part);
+        }
+    }
+
+    fn segment_of(&self, row: usize) -> Option<&Segment> {
+        let after = self.segments.partition_point(|segment| segment.first_row + segment.rows <= row);
+        self.segments.get(after)
+    }
+
+    /// The groups that hold exactly these rows; none where a group holds others too.
+    #[must_use]
+    pub fn groups_of(&self, rows: Range<usize>) -> Option<Range<usize>> {
+        let group = |row: usize| {
+            let segment = self.segment_of(row)?;
+            Some(segment.first_group + (row - segment.first_row) / LANES)
+        };
+        let last = rows.end.checked_sub(1)?;
+        let groups = group(rows.start)?..group(last)? + 1;
+        (self.group_rows(groups.start).start == rows.start && self.group_rows(groups.end - 1).end == rows.end).then_some(groups)
     }
 
     /// For each of these groups, ascending, and each activation row `r`: `sink(r, first, values)` with outputs `first ..` of
@@ -178,7 +217,7 @@ impl PackedLinear {
         if groups.end > self.groups {
             return Err(shape(format!("groups {groups:?} of {}", self.groups)));
         }
-        let matrix = Matrix::begin(activations, || self.segments.iter().any(|segment| segment.matrix));
+        let matrix = Matrix::begin(activations, || self.matrix);
         let mut results = Results([0.0; MAX_TILE * LANES]);
         for group in groups {
             let Some(segment) = self.segment(group) else { continue };
@@ -331,17 +370,18 @@ impl Segment {
         }
     }
 
-    fn gather_row(&self, row: usize, out: &mut [f32]) {
+    /// Columns `start ..` of a row; `start` is a multiple of 32.
+    fn gather(&self, row: usize, start: usize, out: &mut [f32]) {
         let (scales, quants) = self.group(row / LANES);
         let lane = row % LANES;
         if self.packing.is_float() {
             for (column, out) in out.iter_mut().enumerate() {
-                *out = portable::floats(self.packing, quants, column)[lane];
+                *out = portable::floats(self.packing, quants, start + column)[lane];
             }
             return;
         }
         for (b, out) in out.chunks_exact_mut(ACTIVATION_BLOCK).enumerate() {
-            let block = portable::decode(self.packing, scales, quants, b);
+            let block = portable::decode(self.packing, scales, quants, start / ACTIVATION_BLOCK + b);
             for (i, out) in out.iter_mut().enumerate() {
                 // The order of operations of `quant`: (d · scale) · q + offset.
                 let scale = block.scale[lane] * block.halves[i / 16][lane] as f32;
