@@ -97,3 +97,16 @@ fn ageing_lets_low_priority_in_and_high_priority_first() {
     assert!(aged.ttft_low.p99 < absolute.ttft_low.p99);
     assert!(aged.ttft.p50 < aged.ttft_low.p50);
 }
+
+#[test]
+fn windows_hold_a_fraction_of_what_full_layers_hold() {
+    let reports = run("windows", 1500);
+    let of = |name: &str| reports.iter().find(|(other, _)| *other == name).unwrap().1;
+    let (full, windows) = (of("all layers full, ample"), of("windows, ample"));
+    assert!(windows.memory < 0.6 * full.memory, "{} of {}", windows.memory, full.memory);
+    assert!(windows.peak_memory < full.peak_memory);
+    assert!(windows.waste < 0.04, "{}", windows.waste);
+    let (full, windows) = (of("all layers full, tight"), of("windows, tight"));
+    assert!(windows.widest > full.widest);
+    assert!(windows.ttft.p50 < full.ttft.p50 && windows.preemptions <= full.preemptions);
+}

@@ -21,7 +21,7 @@ pub use events::{CacheChanges, EventLog, StoredHash};
 pub use group::{Footprint, GroupKind};
 pub use index::{BlockName, PrefixIndex};
 pub use kv::{KvCache, KvConfig, Registered};
-pub use layout::{CacheLayout, Place};
+pub use layout::{CacheLayout, LayerCache, Place};
 pub use pool::{BlockId, BlockPool, BlockState};
 pub use sequence::SequenceKv;
 pub use tier::{Tier, TierCounters};

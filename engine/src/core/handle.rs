@@ -12,6 +12,7 @@ use super::{
     EngineError, EventReceiver,
     admission::{Admission, AdmissionLimits},
     inbox::{Command, Inbox, QueueLimits},
+    publisher::channel_len,
     step_loop::{StepLoop, StepLoopParts},
 };
 use crate::{
@@ -22,9 +23,6 @@ use crate::{
     scheduler::{Scheduler, SchedulerConfig},
     telemetry::EngineMetrics,
 };
-
-/// Batches of cache events that may wait for one subscriber before it has to start again from a snapshot.
-const SUBSCRIBER_BATCHES: usize = 256;
 
 /// The KV memory that the executor has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,7 +212,7 @@ impl EngineHandle {
     /// Batches of changes to the prefix index, the first of them a snapshot. The channel ends when the subscriber falls
     /// behind (subscribe again) or the engine stops (see [`Load::alive`]).
     pub fn cache_events(&self) -> Result<mpsc::Receiver<CacheEventBatch>, EngineError> {
-        let (sender, receiver) = mpsc::channel(SUBSCRIBER_BATCHES);
+        let (sender, receiver) = mpsc::channel(channel_len(self.shared.kv.blocks));
         if self.shared.inbox.push(Command::Subscribe(sender)) { Ok(receiver) } else { Err(EngineError::Stopped) }
     }
 

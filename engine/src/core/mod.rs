@@ -11,6 +11,7 @@ mod events;
 mod fill;
 mod handle;
 mod inbox;
+mod publisher;
 mod step_loop;
 mod steps;
 

@@ -7,17 +7,16 @@ use std::{
 };
 
 use quire_kernels::plan::{GroupPlan, StepOutput, StepPlan};
-use quire_proto::worker::v1::{CacheEventBatch, FinishReason, Finished, StoredBlock};
-use tokio::sync::mpsc;
+use quire_proto::worker::v1::{FinishReason, Finished};
 
 use super::{
     admission::{NewChoice, NewRequest},
     emit::{self, Choice, Choices, Request, Requests},
     inbox::{Command, Figures, Inbox, RequestKey},
+    publisher::Publisher,
     steps::{Broken, Flight},
 };
 use crate::{
-    cache::CacheChanges,
     runner::Executor,
     sampling::Stop,
     scheduler::{Counters, Outcome, Plan, Scheduler, SequenceId},
@@ -43,7 +42,7 @@ pub(crate) struct StepLoop {
     pub(super) requests: Requests,
     pub(super) choices: Choices,
     next_arrival: u64,
-    subscribers: Vec<mpsc::Sender<CacheEventBatch>>,
+    publisher: Publisher,
     pub(super) counted: Counters,
     pub(super) steps: u64,
     /// Steps that are planned while one is under way: 0 or 1.
@@ -84,7 +83,7 @@ impl StepLoop {
             requests: Requests::default(),
             choices: Choices::default(),
             next_arrival: 0,
-            subscribers: Vec::new(),
+            publisher: Publisher::default(),
             counted: Counters::default(),
             steps: 0,
             ahead: parts.step_ahead.min(1),
@@ -112,7 +111,7 @@ impl StepLoop {
             if !self.requests.is_empty() || self.flight.is_some() {
                 self.step()?;
             }
-            self.publish_cache_events();
+            self.publisher.publish(self.scheduler.cache_mut());
             self.report();
             if !go_on && self.flight.is_none() {
                 return Ok(());
@@ -148,7 +147,7 @@ impl StepLoop {
             Command::Start(request) => self.start(*request),
             Command::Cancel(key) => self.cancel(key),
             Command::AbortAll => self.abort_all("the worker's drain deadline has passed"),
-            Command::Subscribe(sender) => self.subscribe(sender),
+            Command::Subscribe(sender) => self.publisher.subscribe(self.scheduler.cache_mut(), sender),
         }
     }
 
@@ -265,49 +264,8 @@ impl StepLoop {
             self.queue(key, choice, -1);
         }
     }
-
-    fn subscribe(&mut self, sender: mpsc::Sender<CacheEventBatch>) {
-        // What is pending belongs to those who listen already, and its number to the snapshot.
-        self.publish_cache_events();
-        let cache = self.scheduler.cache_mut();
-        cache.events().listen(true);
-        let (epoch, sequence) = cache.events().position();
-        let stored = cache.snapshot().into_iter().map(|(hash, parent)| stored_block(&hash.0, &parent.0)).collect();
-        let snapshot = CacheEventBatch { epoch, sequence, snapshot: true, stored, removed: Vec::new() };
-        if sender.try_send(snapshot).is_ok() {
-            self.subscribers.push(sender);
-        }
-    }
-
-    /// A subscriber that is too slow loses its channel, which tells it to start again from a snapshot.
-    fn publish_cache_events(&mut self) {
-        if self.subscribers.is_empty() {
-            return;
-        }
-        if let Some(changes) = self.scheduler.cache_mut().events().flush() {
-            let batch = wire_changes(&changes);
-            self.subscribers.retain(|subscriber| subscriber.try_send(batch.clone()).is_ok());
-        }
-        if self.subscribers.is_empty() {
-            self.scheduler.cache_mut().events().listen(false);
-        }
-    }
 }
 
 fn finished(choice: u32, reason: FinishReason, stop_token_id: Option<u32>, generated: usize, message: &str) -> Finished {
     Finished { choice, reason: reason.into(), stop_token_id, generated_tokens: generated as u32, message: message.to_owned() }
-}
-
-fn wire_changes(changes: &CacheChanges) -> CacheEventBatch {
-    CacheEventBatch {
-        epoch: changes.epoch,
-        sequence: changes.sequence,
-        snapshot: false,
-        stored: changes.stored.iter().map(|block| stored_block(&block.hash.0, &block.parent.0)).collect(),
-        removed: changes.removed.iter().map(|hash| hash.0.to_vec()).collect(),
-    }
-}
-
-fn stored_block(hash: &[u8; 16], parent: &[u8; 16]) -> StoredBlock {
-    StoredBlock { hash: hash.to_vec(), parent: parent.to_vec() }
 }

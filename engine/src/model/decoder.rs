@@ -113,7 +113,7 @@ impl<B: Backend> Decoder<B> {
         let Scratch { rope, q, attended, activated, workspace } = scratch;
         backend.rope_rows(inputs, &self.frequencies, d.rope.magnitude, rope)?;
         for (layer, weights) in layers.zip(selected) {
-            let Some(Place { group, layer }) = self.layout.place(layer) else {
+            let Some(Place { group, layer, .. }) = self.layout.place(layer) else {
                 return Err(KernelError::Shape { op: "forward", detail: format!("layer {layer} has no cache") });
             };
             // No adapter is loaded yet.

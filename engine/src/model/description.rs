@@ -5,7 +5,7 @@
 
 use quire_kernels::backend::{Activation, RopeStyle};
 
-use crate::cache::{CacheLayout, GroupKind};
+use crate::cache::{CacheLayout, GroupKind, LayerCache};
 
 use super::{
     error::ContentError,
@@ -91,7 +91,8 @@ impl Description {
     /// Where the keys and values of each layer lie.
     #[must_use]
     pub fn cache_layout(&self) -> CacheLayout {
-        CacheLayout::new(&vec![Some(GroupKind::Full); self.layers])
+        let layer = LayerCache { kind: GroupKind::Full, shape: 0, width: 2 * self.kv_heads * self.head_dim };
+        CacheLayout::new(&vec![Some(layer); self.layers])
     }
 
     /// Rows of the fused Q, K and V projection.

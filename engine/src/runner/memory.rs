@@ -136,7 +136,7 @@ pub fn plan_memory(
     }
     let layout = description.cache_layout();
     let shape = KvShape {
-        layers: layout.layers_per_block(),
+        layers: layout.layers_per_block().iter().sum(),
         blocks: 1,
         block_size,
         kv_heads: description.kv_heads,

@@ -17,6 +17,7 @@ pub(super) struct Samples {
     pub widest: usize,
     pub empty_slots: u64,
     pub taken_slots: u64,
+    pub most_blocks: usize,
 }
 
 /// Milliseconds.
@@ -45,7 +46,7 @@ impl Samples {
         self.gaps.push(time.as_secs_f32() * 1e3);
     }
 
-    pub fn report(self, end: Duration, counters: &Counters, stuck: usize) -> Report {
+    pub fn report(self, end: Duration, counters: &Counters, stuck: usize, (total_blocks, total_slots): (usize, usize)) -> Report {
         let tokens = (self.first.len() + self.first_low.len() + self.gaps.len()) as f64;
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         Report {
@@ -66,6 +67,8 @@ impl Samples {
             bypasses: counters.bypasses,
             hit_rate: share(counters.hit_tokens, counters.queried_tokens),
             waste: share(self.empty_slots, self.taken_slots),
+            memory: share(self.taken_slots, self.steps * total_slots as u64),
+            peak_memory: share(self.most_blocks as u64, total_blocks as u64),
         }
     }
 }
@@ -96,12 +99,15 @@ pub struct Report {
     pub hit_rate: f64,
     /// Slots of taken blocks that held nothing.
     pub waste: f64,
+    /// Share of the blocks that was taken, in the mean over steps, and at most.
+    pub memory: f64,
+    pub peak_memory: f64,
 }
 
 impl Report {
     /// Head of a table of reports.
-    pub const HEAD: &str = "| policy | tok/s | TTFT p50 | p99 | low p99 | ITL p50 | p99 | max | at once | preempted | twice | passed | hit | waste |\n\
-        |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|";
+    pub const HEAD: &str = "| policy | tok/s | TTFT p50 | p99 | low p99 | ITL p50 | p99 | max | at once | preempted | twice | passed | hit | waste | memory | peak |\n\
+        |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|";
 }
 
 impl fmt::Display for Report {
@@ -109,6 +115,7 @@ impl fmt::Display for Report {
         write!(f, " {:.0} | {:.0} | {:.0} | ", self.tokens_per_second, self.ttft.p50, self.ttft.p99)?;
         write!(f, "{:.0} | {:.1} | {:.1} | {:.1} | ", self.ttft_low.p99, self.itl.p50, self.itl.p99, self.itl.max)?;
         write!(f, "{} | {} | {} | {} | ", self.widest, self.preemptions, self.lost_tokens, self.bypasses)?;
-        write!(f, "{:.1} % | {:.1} % |", self.hit_rate * 100.0, self.waste * 100.0)
+        write!(f, "{:.1} % | {:.1} % | ", self.hit_rate * 100.0, self.waste * 100.0)?;
+        write!(f, "{:.1} % | {:.1} % |", self.memory * 100.0, self.peak_memory * 100.0)
     }
 }

@@ -82,7 +82,8 @@ pub fn simulate(config: &SchedulerConfig, cost: &Cost, trace: &[Arrival]) -> Rep
     }
     let stuck = run.scheduler.running() + run.scheduler.waiting();
     let counters = run.scheduler.counters();
-    run.samples.report(run.now, &counters, stuck)
+    let blocks = run.scheduler.cache().total();
+    run.samples.report(run.now, &counters, stuck, (blocks, blocks * config.block_size))
 }
 
 impl Run<'_> {
@@ -158,6 +159,7 @@ impl Run<'_> {
         let empty = |id| scheduler.sequence(id).map_or(0, |s| groups * (s.table(0).len() * self.block_size - s.computed()));
         self.samples.empty_slots += scheduler.running_ids().map(empty).sum::<usize>() as u64;
         self.samples.taken_slots += (scheduler.cache().used() * self.block_size) as u64;
+        self.samples.most_blocks = self.samples.most_blocks.max(scheduler.cache().used());
         self.samples.widest = self.samples.widest.max(scheduler.running());
     }
 }

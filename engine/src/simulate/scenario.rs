@@ -2,7 +2,7 @@ use std::{fmt::Write, time::Duration};
 
 use super::{Cost, Lengths, Prefixes, Report, TraceSpec, simulate};
 use crate::{
-    cache::GroupKind,
+    cache::{CacheLayout, GroupKind, LayerCache},
     scheduler::{Policy, SchedulerConfig},
 };
 
@@ -15,16 +15,27 @@ pub struct Scenario {
     pub cost: Cost,
     pub config: SchedulerConfig,
     pub policies: Vec<(&'static str, Policy, Option<Duration>)>,
+    /// Instead of several policies: cache groups and number of blocks that are compared under the first of them.
+    pub memories: Vec<(&'static str, Vec<GroupKind>, usize)>,
 }
 
 impl Scenario {
     /// A report for each policy.
     pub fn run(&self) -> impl Iterator<Item = (&'static str, Report)> + '_ {
         let trace = self.trace.generate();
-        self.policies.iter().map(move |(name, policy, itl_target)| {
-            let config = SchedulerConfig { policy: *policy, itl_target: *itl_target, ..self.config.clone() };
-            (*name, simulate(&config, &self.cost, &trace))
-        })
+        self.configs().into_iter().map(move |(name, config)| (name, simulate(&config, &self.cost, &trace)))
+    }
+
+    fn configs(&self) -> Vec<(&'static str, SchedulerConfig)> {
+        let policies = self
+            .policies
+            .iter()
+            .map(|(name, policy, itl_target)| (*name, SchedulerConfig { policy: *policy, itl_target: *itl_target, ..self.config.clone() }));
+        let Some((_, config)) = policies.clone().next().filter(|_| !self.memories.is_empty()) else { return policies.collect() };
+        let memory = |(name, groups, blocks): &(&'static str, Vec<GroupKind>, usize)| {
+            (*name, SchedulerConfig { groups: groups.clone(), blocks: *blocks, ..config.clone() })
+        };
+        self.memories.iter().map(memory).collect()
     }
 }
 
@@ -59,7 +70,15 @@ fn machine(blocks: usize, max_sequences: usize, max_rows: usize) -> SchedulerCon
 /// The situations that the defaults come from. `requests` scales them; 5,000 are what the documentation shows.
 #[must_use]
 pub fn scenarios(requests: usize) -> Vec<Scenario> {
-    vec![chat(requests), tight(requests), prefixes(requests), bursts(requests), priorities(requests), long_prompts(requests)]
+    vec![
+        chat(requests),
+        tight(requests),
+        prefixes(requests),
+        bursts(requests),
+        priorities(requests),
+        long_prompts(requests),
+        windows(requests),
+    ]
 }
 
 const DEFAULT: fn() -> (&'static str, Policy, Option<Duration>) = || ("default", Policy::default(), None);
@@ -73,6 +92,7 @@ fn chat(requests: usize) -> Scenario {
         cost: Cost::gpu(),
         config: machine(16_384, 256, 2048),
         policies: vec![PLAIN(), DEFAULT()],
+        memories: Vec::new(),
     }
 }
 
@@ -92,6 +112,7 @@ fn tight(requests: usize) -> Scenario {
             ("growth 1", growth(1.0), None),
             ("growth 1.5", growth(1.5), None),
         ],
+        memories: Vec::new(),
     }
 }
 
@@ -103,6 +124,7 @@ fn prefixes(requests: usize) -> Scenario {
         cost: Cost::gpu(),
         config: machine(4_096, 256, 2048),
         policies: vec![PLAIN(), DEFAULT()],
+        memories: Vec::new(),
     }
 }
 
@@ -127,6 +149,7 @@ fn bursts(requests: usize) -> Scenario {
             ("4 deep, 16 passes (default)", bypass(4, 16), None),
             ("16 deep, 64 passes", bypass(16, 64), None),
         ],
+        memories: Vec::new(),
     }
 }
 
@@ -139,6 +162,7 @@ fn priorities(requests: usize) -> Scenario {
         cost: Cost::gpu(),
         config: machine(1_024, 256, 2048),
         policies: vec![("absolute", ageing(0), None), ("ageing 5 s (default)", ageing(5), None), ("ageing 30 s", ageing(30), None)],
+        memories: Vec::new(),
     }
 }
 
@@ -161,6 +185,38 @@ fn long_prompts(requests: usize) -> Scenario {
             ("target 100 ms", Policy::default(), target(100)),
             ("target 50 ms", Policy::default(), target(50)),
             ("target 30 ms", Policy::default(), target(30)),
+        ],
+        memories: Vec::new(),
+    }
+}
+
+/// Gemma 3 4B: 34 layers, five of six of which see 1,024 positions. The same bytes for all: blocks of all layers, or seven
+/// times as many of five layers.
+fn windows(requests: usize) -> Scenario {
+    let layers: Vec<_> = (1..=34)
+        .map(|layer| if layer % 6 == 0 { GroupKind::Full } else { GroupKind::Window { tokens: 1024 } })
+        .map(|kind| Some(LayerCache { kind, shape: 0, width: 2048 }))
+        .collect();
+    let layout = CacheLayout::new(&layers);
+    let each = layout.layers_per_block().first().copied().unwrap_or(1);
+    let groups = || layout.groups().to_vec();
+    Scenario {
+        name: "windows",
+        about: "long prompts; every layer keeps everything, or five of six keep what their window of 1,024 needs; the same memory",
+        trace: TraceSpec {
+            requests: requests.div_ceil(2),
+            rate: 3.0,
+            prompt: Lengths { median: 3_000.0, sigma: 0.8, min: 64, max: 16_384 },
+            ..TraceSpec::default()
+        },
+        cost: Cost::gpu(),
+        config: machine(4_096, 256, 2048),
+        policies: vec![DEFAULT()],
+        memories: vec![
+            ("all layers full, ample", vec![GroupKind::Full], 32_768),
+            ("windows, ample", groups(), 32_768 * 34 / each),
+            ("all layers full, tight", vec![GroupKind::Full], 4_096),
+            ("windows, tight", groups(), 4_096 * 34 / each),
         ],
     }
 }

@@ -4,6 +4,8 @@
 
 #![allow(dead_code)]
 
+pub mod replica;
+
 use std::{
     collections::VecDeque,
     sync::{
@@ -22,7 +24,7 @@ use quire_engine::{
 };
 use quire_kernels::{
     KernelError,
-    plan::{NO_TOKEN, SAMPLED_ROW, StepLimits, StepOutput, StepPlan},
+    plan::{GroupPlan, NO_TOKEN, SAMPLED_ROW, StepLimits, StepOutput, StepPlan},
 };
 use quire_proto::worker::v1::{FinishReason, Finished, GenerateRequest, Sampling, Started, Stopping, Token, generate_event::Event};
 
@@ -56,6 +58,8 @@ pub struct Switches {
 
 pub struct Fake {
     memory: Vec<u32>,
+    /// The first one keeps everything.
+    groups: Vec<GroupKind>,
     block_size: usize,
     limits: StepLimits,
     switches: Switches,
@@ -119,8 +123,9 @@ impl Fake {
             let token = if input & SAMPLED_ROW == 0 { *input } else { self.sampled[(input & !SAMPLED_ROW) as usize] };
             self.switches.placeholders.fetch_add((token != *input) as usize, Ordering::Relaxed);
             assert!(token != PANIC, "told to panic");
-            self.memory[group.slots[row] as usize] = token;
+            plan.groups.iter().for_each(|group| self.memory[group.slots[row] as usize] = token);
         }
+        (1..plan.groups.len()).for_each(|number| self.check_window(plan, number));
         let mut wanted = plan.logit_rows.iter().enumerate().peekable();
         self.result.clear();
         self.result.top_starts.push(0);
@@ -140,6 +145,22 @@ impl Fake {
         assert!(wanted.next().is_none(), "logit rows do not ascend");
         if !self.result.ids.is_empty() {
             self.sampled.clone_from(&self.result.ids);
+        }
+    }
+
+    fn at(&self, plan: &StepPlan, group: usize, sequence: usize, position: usize) -> u32 {
+        let GroupPlan { block_tables, stride, .. } = &plan.groups[group];
+        let block = block_tables[sequence * stride + position / self.block_size] as usize;
+        self.memory[block * self.block_size + position % self.block_size]
+    }
+
+    /// What the rows of a step see in another group is what the first one, which keeps everything, has there.
+    fn check_window(&self, plan: &StepPlan, group: usize) {
+        for s in 0..plan.sequences() {
+            let first = plan.positions[plan.row_starts[s] as usize] as usize;
+            for position in self.groups[group].first_visible(first)..plan.context_lens[s] as usize {
+                assert_eq!(self.at(plan, group, s, position), self.at(plan, 0, s, position), "group {group}, position {position}");
+            }
         }
     }
 
@@ -225,13 +246,19 @@ pub fn step_ahead() -> usize {
 
 /// An engine over the fake device.
 pub fn engine(blocks: usize, change: impl FnOnce(&mut EngineConfig)) -> (EngineHandle, Switches) {
+    engine_of(&[GroupKind::Full], blocks, change)
+}
+
+/// The same, of a model whose layers form several cache groups; the first one keeps everything.
+pub fn engine_of(groups: &[GroupKind], blocks: usize, change: impl FnOnce(&mut EngineConfig)) -> (EngineHandle, Switches) {
     let switches = Switches::default();
     let mut config = EngineConfig { max_batched_tokens: 64, step_ahead: step_ahead(), ..EngineConfig::default() };
     change(&mut config);
-    let kv = KvFigures { blocks, block_size: config.block_size, groups: vec![GroupKind::Full] };
+    let kv = KvFigures { blocks, block_size: config.block_size, groups: groups.to_vec() };
     let limits = StepLimits { rows: 64, sequences: 64, logit_rows: 64, blocks_per_sequence: 512 / config.block_size, top_logprobs: 20 };
     let fake = Fake {
         memory: vec![EMPTY; blocks * config.block_size],
+        groups: groups.to_vec(),
         block_size: config.block_size,
         limits,
         switches: switches.clone(),
