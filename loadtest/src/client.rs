@@ -148,9 +148,8 @@ impl Target {
 
     /// Sends `body` and follows the stream to its end, a failure or the time-out.
     pub async fn send(&self, body: Bytes) -> Outcome {
-        let sent = Instant::now();
-        let mut outcome =
-            Outcome { sent, first: None, last: None, end: sent, deltas: 0, gaps: Vec::new(), usage: None, result: Err(Failure::Timeout) };
+        let mut outcome = outcome();
+        let sent = outcome.sent;
         if let Ok(result) = tokio::time::timeout(self.timeout, self.follow(body, &mut outcome)).await {
             outcome.result = result;
         }
@@ -202,6 +201,12 @@ impl Target {
         }
         stream.verdict(outcome)
     }
+}
+
+/// Of a request that is sent now, before anything has come.
+pub(crate) fn outcome() -> Outcome {
+    let sent = Instant::now();
+    Outcome { sent, first: None, last: None, end: sent, deltas: 0, gaps: Vec::new(), usage: None, result: Err(Failure::Timeout) }
 }
 
 /// The error with its causes: hyper's own message alone says little.

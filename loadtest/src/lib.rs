@@ -7,6 +7,7 @@
 //! * [`tally`] and [`report`]: what came back, as numbers, a table and JSON.
 //! * [`mock`]: a server with scripted times and faults, so that the client can prove its own error
 //!   ([`selftest`]).
+//! * [`soak`]: very many short requests of every kind, and what the server holds afterwards.
 //! * [`cli`]: the flags of `quire bench`.
 //!
 //! Times, all from one monotonic clock: the intended start comes from the arrival process, not from when the client got round to it.
@@ -25,6 +26,7 @@ pub mod prompt;
 pub mod report;
 pub mod schedule;
 pub mod selftest;
+pub mod soak;
 pub mod sse;
 pub mod stream;
 pub mod tally;

@@ -1,7 +1,9 @@
 //! `quire bench`: load for any OpenAI-compatible server, and measures of this one.
 
+mod child;
 mod perplexity;
 mod sim;
+mod soak;
 
 use std::process::ExitCode;
 
@@ -24,6 +26,8 @@ enum Bench {
     Sim(sim::SimArgs),
     /// Perplexity of a model on a text, and what KV types and backends change in it
     Perplexity(Box<perplexity::PerplexityArgs>),
+    /// Ask a server of its own very many short things of every kind, and see what it holds at the end
+    Soak(soak::SoakArgs),
 }
 
 /// Fails if requests failed or the figures don't hold; the report is written all the same.
@@ -31,6 +35,7 @@ pub async fn run(verb: BenchVerb) -> Result<ExitCode> {
     match verb.bench {
         Some(Bench::Sim(args)) => sim::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Bench::Perplexity(args)) => perplexity::run(*args).await,
+        Some(Bench::Soak(args)) => soak::run(args).await,
         None => {
             let report = quire_loadtest::cli::run(verb.load).await?;
             Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
