@@ -39,13 +39,9 @@ impl HostInputs {
         shape("inputs", vocabulary <= MAX_VOCABULARY, || format!("a vocabulary of {vocabulary} is above {MAX_VOCABULARY}"))?;
         shape("inputs", limits.rows < SAMPLED_ROW as usize, || "too many rows".into())?;
         let mut plan = StepPlan::default();
-        plan.inputs.reserve(limits.rows);
-        plan.positions.reserve(limits.rows);
-        plan.adapters.reserve(limits.rows);
-        plan.row_starts.reserve(limits.sequences + 1);
+        // Until the first plan tells how many groups there are.
+        plan.reserve(limits, 1);
         plan.row_starts.push(0);
-        plan.context_lens.reserve(limits.sequences);
-        plan.logit_rows.reserve(limits.logit_rows);
         Ok(Self { plan, limits: *limits, vocabulary, bounds: Vec::new(), largest_copy: None, any_adapter: false })
     }
 
@@ -70,6 +66,9 @@ impl HostInputs {
         }
         self.largest_copy = plan.block_copies.iter().map(|&(a, b)| a.max(b)).max();
         self.any_adapter = plan.adapters.iter().any(|&a| a >= 0);
+        if self.plan.groups.len() < plan.groups.len() {
+            self.plan.reserve(&self.limits, plan.groups.len());
+        }
         self.plan.copy_from(plan);
         Ok(())
     }

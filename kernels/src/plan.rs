@@ -116,6 +116,39 @@ pub struct StepOutput {
 }
 
 impl StepPlan {
+    /// Takes memory for the largest plan of `groups` groups within `limits`, histories, biases, masks and copies aside, so that
+    /// filling it takes none.
+    pub fn reserve(&mut self, limits: &StepLimits, groups: usize) {
+        fn most<T>(array: &mut Vec<T>, length: usize) {
+            array.reserve_exact(length.saturating_sub(array.len()));
+        }
+        most(&mut self.inputs, limits.rows);
+        most(&mut self.positions, limits.rows);
+        most(&mut self.adapters, limits.rows);
+        most(&mut self.row_starts, limits.sequences + 1);
+        most(&mut self.context_lens, limits.sequences);
+        most(&mut self.logit_rows, limits.logit_rows);
+        self.groups.resize_with(groups, GroupPlan::default);
+        for group in &mut self.groups {
+            most(&mut group.slots, limits.rows);
+            most(&mut group.block_tables, limits.sequences.saturating_mul(limits.blocks_per_sequence));
+        }
+        let (s, rows) = (&mut self.sampling, limits.logit_rows);
+        for array in [&mut s.targets, &mut s.top_k, &mut s.draw] {
+            most(array, rows);
+        }
+        for array in [&mut s.temperature, &mut s.top_p, &mut s.min_p, &mut s.presence, &mut s.frequency, &mut s.repetition] {
+            most(array, rows);
+        }
+        most(&mut s.seed, rows);
+        for array in [&mut s.logprobs, &mut s.mask_rows] {
+            most(array, rows);
+        }
+        for array in [&mut s.bias_starts, &mut s.history_starts] {
+            most(array, rows + 1);
+        }
+    }
+
     /// Empties every array, keeping the memory.
     pub fn clear(&mut self) {
         self.inputs.clear();

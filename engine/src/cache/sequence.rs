@@ -17,6 +17,13 @@ impl SequenceKv {
         self.dead.resize(groups, 0);
     }
 
+    /// Takes memory for tables of so many blocks, so that growing takes none. The blocks themselves are not taken.
+    pub fn reserve(&mut self, blocks: usize) {
+        for table in &mut self.tables {
+            table.reserve_exact(blocks.saturating_sub(table.len()));
+        }
+    }
+
     /// Block table of a group, in order of position.
     #[must_use]
     pub fn table(&self, group: usize) -> &[BlockId] {

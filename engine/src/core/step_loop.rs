@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use quire_kernels::plan::{GroupPlan, StepOutput, StepPlan};
+use quire_kernels::plan::{StepOutput, StepPlan};
 use quire_proto::worker::v1::{FinishReason, Finished};
 
 use super::{
@@ -74,7 +74,8 @@ impl StepLoop {
     }
 
     fn new(parts: StepLoopParts) -> Self {
-        let groups = parts.scheduler.cache().groups().iter().map(|_| GroupPlan::default()).collect();
+        let mut step_plan = StepPlan::default();
+        step_plan.reserve(&parts.executor.limits(), parts.scheduler.cache().groups().len());
         Self {
             inbox: parts.inbox,
             scheduler: parts.scheduler,
@@ -91,7 +92,7 @@ impl StepLoop {
             landed: parts.started,
             commands: Vec::new(),
             plans: Vec::new(),
-            step_plan: StepPlan { groups, ..StepPlan::default() },
+            step_plan,
             output: StepOutput::default(),
             outcomes: Vec::new(),
             deserted: Vec::new(),

@@ -29,6 +29,8 @@ pub struct ModelExecutor<B: Backend> {
     unread: Option<(Ticket, usize)>,
     /// Steps that were read back because another was submitted before they were waited for.
     read: VecDeque<(Ticket, StepOutput)>,
+    /// Their memory, to be used again.
+    spare: Vec<StepOutput>,
 }
 
 impl<B: Backend> ModelExecutor<B> {
@@ -49,6 +51,7 @@ impl<B: Backend> ModelExecutor<B> {
             next: 0,
             unread: None,
             read: VecDeque::new(),
+            spare: Vec::new(),
         })
     }
 
@@ -89,7 +92,7 @@ impl<B: Backend> ModelExecutor<B> {
     /// Saves the tokens of a step that nobody has waited for, before another step overwrites them.
     fn read_back(&mut self) -> Result<(), KernelError> {
         if let Some((ticket, rows)) = self.unread.take() {
-            let mut out = StepOutput::default();
+            let mut out = self.spare.pop().unwrap_or_default();
             self.read_sampled(rows, &mut out)?;
             self.read.push_back((ticket, out));
         }
@@ -127,8 +130,9 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     }
 
     fn wait(&mut self, ticket: Ticket, out: &mut StepOutput) -> Result<(), KernelError> {
-        if let Some((_, read)) = self.read.pop_front_if(|(read, _)| *read == ticket) {
-            *out = read;
+        if let Some((_, mut read)) = self.read.pop_front_if(|(read, _)| *read == ticket) {
+            std::mem::swap(out, &mut read);
+            self.spare.push(read);
             return Ok(());
         }
         match self.unread {

@@ -156,8 +156,10 @@ impl Scheduler {
 
     /// Among the running, with `shared` blocks computed already.
     pub(super) fn enter(&mut self, id: SequenceId, shared: usize, plan: &mut Plan) {
-        let start = shared * self.config.block_size;
+        let block_size = self.config.block_size;
+        let start = shared * block_size;
         let Some((sequence, _)) = self.parts(id) else { return };
+        sequence.reserve(block_size);
         sequence.entered = plan.step;
         sequence.computed = start;
         sequence.shared = shared;

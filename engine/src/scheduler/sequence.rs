@@ -186,6 +186,16 @@ impl Sequence {
         if self.step_ahead && self.len() < self.max_len { self.len() } else { self.tokens.len() }
     }
 
+    /// Takes memory for all that the sequence may still say, so that its steps take none.
+    pub(super) fn reserve(&mut self, block_size: usize) {
+        let (known, longest) = (self.tokens.len(), self.max_len.max(self.tokens.len()));
+        self.tokens.reserve_exact(longest - known);
+        if self.use_index {
+            self.hashes.reserve_exact((longest / block_size).saturating_sub(self.hashes.len()));
+        }
+        self.kv.reserve(longest.div_ceil(block_size));
+    }
+
     /// Rows still to compute.
     pub(super) fn wanted(&self) -> usize {
         self.target().saturating_sub(self.computed)
