@@ -7,6 +7,7 @@
 //! * [`tally`] and [`report`]: what came back, as numbers, a table and JSON.
 //! * [`mock`]: a server with scripted times and faults, so that the client can prove its own error
 //!   ([`selftest`]).
+//! * [`itl`]: what running streams feel of a long prompt.
 //! * [`soak`]: very many short requests of every kind, and what the server holds afterwards.
 //! * [`cli`]: the flags of `quire bench`.
 //!
@@ -21,6 +22,7 @@ pub mod cli;
 pub mod client;
 pub mod drive;
 mod error;
+pub mod itl;
 pub mod mock;
 pub mod prompt;
 pub mod report;

@@ -1,6 +1,7 @@
 //! `quire bench`: load for any OpenAI-compatible server, and measures of this one.
 
 mod child;
+mod itl;
 mod perplexity;
 mod sim;
 mod soak;
@@ -26,6 +27,8 @@ enum Bench {
     Sim(sim::SimArgs),
     /// Perplexity of a model on a text, and what KV types and backends change in it
     Perplexity(Box<perplexity::PerplexityArgs>),
+    /// Let streams run beside a long prompt, without and with a target for the time between tokens
+    Itl(itl::ItlArgs),
     /// Ask a server of its own very many short things of every kind, and see what it holds at the end
     Soak(soak::SoakArgs),
 }
@@ -35,6 +38,7 @@ pub async fn run(verb: BenchVerb) -> Result<ExitCode> {
     match verb.bench {
         Some(Bench::Sim(args)) => sim::run(&args).map(|()| ExitCode::SUCCESS),
         Some(Bench::Perplexity(args)) => perplexity::run(*args).await,
+        Some(Bench::Itl(args)) => itl::run(args).await,
         Some(Bench::Soak(args)) => soak::run(args).await,
         None => {
             let report = quire_loadtest::cli::run(verb.load).await?;

@@ -16,6 +16,9 @@ pub struct SoakArgs {
     model: Option<String>,
     #[arg(long, short = 'n', default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(100..))]
     requests: u32,
+    /// Requests before them: until caches are full, memory grows as it should
+    #[arg(long, default_value_t = 25_000)]
+    warmup: u32,
     /// Requests at a time
     #[arg(long, short = 'c', default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     concurrency: u32,
@@ -52,13 +55,14 @@ pub async fn run(args: SoakArgs) -> Result<ExitCode> {
         url: served.as_ref().map_or_else(|| args.url.clone().unwrap_or_default(), Served::url),
         pid: served.as_ref().map_or(args.pid, Served::pid),
         requests: args.requests as usize,
+        warmup: args.warmup as usize,
         concurrency: args.concurrency as usize,
         seed: args.seed,
         timeout: Duration::from_secs_f64(args.timeout.clamp(0.1, 86_400.0)),
         max_growth: args.max_growth,
     };
     let cancel = CancellationToken::new();
-    let all = soak.requests;
+    let all = soak.warmup + soak.requests;
     let running = soak::run(&soak, &cancel, move |done| eprint!("\r{done} of {all} "));
     tokio::pin!(running);
     let report = tokio::select! {

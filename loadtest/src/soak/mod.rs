@@ -34,6 +34,8 @@ pub struct Soak {
     /// The server's process, on this machine.
     pub pid: Option<u32>,
     pub requests: usize,
+    /// Further ones before them: memory is looked at from there on.
+    pub warmup: usize,
     pub concurrency: usize,
     pub seed: u64,
     /// For one request.
@@ -72,13 +74,14 @@ pub async fn run(soak: &Soak, cancel: &CancellationToken, progress: impl Fn(usiz
     let tally = Arc::new(Mutex::new(Tally::default()));
     let (users, looking) = (TaskTracker::new(), CancellationToken::new());
     let begun = Instant::now();
-    for _ in 0..soak.concurrency.min(soak.requests) {
+    let all = soak.warmup + soak.requests;
+    for _ in 0..soak.concurrency.min(all) {
         let (web, model, soak, cancel) = (web.clone(), model.clone(), soak.clone(), cancel.clone());
         let (next, done, tally) = (Arc::clone(&next), Arc::clone(&done), Arc::clone(&tally));
         users.spawn(async move {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= soak.requests || cancel.is_cancelled() {
+                if index >= all || cancel.is_cancelled() {
                     return;
                 }
                 let ask = mix::ask(&model, soak.seed, index);
@@ -92,7 +95,7 @@ pub async fn run(soak: &Soak, cancel: &CancellationToken, progress: impl Fn(usiz
     users.close();
     let looks = users.spawn(look(soak.pid, Arc::clone(&done), looking.clone(), progress));
     // The looker is the last to leave.
-    while done.load(Ordering::Relaxed) < soak.requests && !cancel.is_cancelled() {
+    while done.load(Ordering::Relaxed) < all && !cancel.is_cancelled() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     looking.cancel();

@@ -36,6 +36,7 @@ pub struct Memory {
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakReport {
     pub requests: usize,
+    pub warmup: usize,
     pub concurrency: usize,
     pub seed: u64,
     pub seconds: f64,
@@ -79,6 +80,7 @@ impl SoakReport {
         let grown = |name: &str| (value(after, name) - value(before, name)).max(0.0) as u64;
         let mut report = Self {
             requests: soak.requests,
+            warmup: soak.warmup,
             concurrency: soak.concurrency,
             seed: soak.seed,
             seconds,
@@ -87,7 +89,7 @@ impl SoakReport {
             hit_tokens: grown("quire_prefix_cache_hit_tokens_total"),
             preemptions: grown("quire_preemptions_total"),
             busy: busy(after),
-            memory: memory(soak.requests, looks),
+            memory: memory(soak, looks),
             idle_before,
             idle_after,
             unexpected,
@@ -119,7 +121,8 @@ impl SoakReport {
                 faults.push(what);
             }
         };
-        check(all.sent == soak.requests as u64, format!("{} of {} requests were sent", all.sent, soak.requests));
+        let wanted = soak.warmup + soak.requests;
+        check(all.sent == wanted as u64, format!("{} of {wanted} requests were sent", all.sent));
         check(all.unexpected == 0, format!("{} unexpected ends", all.unexpected));
         check(self.arrived > 0, "the server's metrics name no requests".into());
         check(self.arrived == self.ended, format!("{} choices came to the engine, {} ended", self.arrived, self.ended));
@@ -147,11 +150,12 @@ impl SoakReport {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "{} requests, {} at a time, {:.0} s, {:.0} a second, seed {}",
+            "{} requests after {} to warm up, {} at a time, {:.0} s, {:.0} a second, seed {}",
             self.requests,
+            self.warmup,
             self.concurrency,
             self.seconds,
-            self.requests as f64 / self.seconds.max(1e-9),
+            (self.warmup + self.requests) as f64 / self.seconds.max(1e-9),
             self.seed
         );
         let _ = writeln!(out, "kind           sent  answered      left      late   refused  unexpected");
@@ -190,8 +194,8 @@ impl SoakReport {
 }
 
 /// `None` without looks around both places.
-fn memory(requests: usize, looks: &[Look]) -> Option<Memory> {
-    let share = |look: &Look| look.done as f64 / requests.max(1) as f64;
+fn memory(soak: &Soak, looks: &[Look]) -> Option<Memory> {
+    let share = |look: &Look| (look.done as f64 - soak.warmup as f64) / soak.requests.max(1) as f64;
     let among = |from: f64, to: f64| looks.iter().filter(move |look| (from..=to).contains(&share(look)));
     let median = |from: f64, to: f64, of: fn(&Holding) -> u64| {
         let mut values: Vec<u64> = among(from, to).map(|look| of(&look.holding)).collect();
@@ -218,7 +222,16 @@ mod tests {
     use super::*;
 
     fn soak() -> Soak {
-        Soak { url: String::new(), pid: None, requests: 100, concurrency: 4, seed: 1, timeout: Duration::from_secs(1), max_growth: 2.0 }
+        Soak {
+            url: String::new(),
+            pid: None,
+            requests: 100,
+            warmup: 10,
+            concurrency: 4,
+            seed: 1,
+            timeout: Duration::from_secs(1),
+            max_growth: 2.0,
+        }
     }
 
     fn figures(arrived: f64, ended: f64, used: f64) -> BTreeMap<String, f64> {
@@ -233,7 +246,7 @@ mod tests {
     }
 
     fn report(after: &BTreeMap<String, f64>, sent: u64, end_kib: u64) -> SoakReport {
-        let looks: Vec<Look> = (0..=100)
+        let looks: Vec<Look> = (0..=110)
             .map(|done| Look { done, holding: Holding { kib: if done > 50 { end_kib } else { 1000 }, descriptors: 9, threads: 5 } })
             .collect();
         let counts = Counts { sent, answered: sent, ..Counts::default() };
@@ -243,13 +256,13 @@ mod tests {
 
     #[test]
     fn each_fault_is_found() {
-        let good = report(&figures(105.0, 105.0, 0.0), 100, 1010);
+        let good = report(&figures(105.0, 105.0, 0.0), 110, 1010);
         assert!(good.holds(), "{:?}", good.faults);
         assert_eq!((good.arrived, good.memory.unwrap().growth.round()), (100, 1.0));
-        assert!(!report(&figures(105.0, 104.0, 0.0), 100, 1000).holds(), "a choice is lost");
-        assert!(!report(&figures(105.0, 105.0, 1.0), 100, 1000).holds(), "a block is held");
+        assert!(!report(&figures(105.0, 104.0, 0.0), 110, 1000).holds(), "a choice is lost");
+        assert!(!report(&figures(105.0, 105.0, 1.0), 110, 1000).holds(), "a block is held");
         assert!(!report(&figures(105.0, 105.0, 0.0), 99, 1000).holds(), "a request was not sent");
-        assert!(!report(&figures(105.0, 105.0, 0.0), 100, 1030).holds(), "memory grew");
-        assert!(!report(&BTreeMap::new(), 100, 1000).holds(), "no figures");
+        assert!(!report(&figures(105.0, 105.0, 0.0), 110, 1030).holds(), "memory grew");
+        assert!(!report(&BTreeMap::new(), 110, 1000).holds(), "no figures");
     }
 }
