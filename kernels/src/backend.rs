@@ -111,7 +111,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn linear_shape(&self, linear: &Self::Linear) -> (usize, usize);
     /// Bytes that the packed matrix holds in device memory.
     fn linear_bytes(&self, linear: &Self::Linear) -> usize;
-    fn kv(&self, shape: &KvShape) -> Result<Self::Kv, KernelError>;
+    /// A cache whose groups all have one shape.
+    fn kv(&self, shape: &KvShape) -> Result<Self::Kv, KernelError> {
+        self.kv_of(std::slice::from_ref(shape), &[])
+    }
+    /// One memory of blocks for all cache groups; layers of group g have shape `shapes[groups[g]]`. The shapes have the same
+    /// blocks, each of [`KvShape::shared_block_bytes`] bytes: which group a block belongs to says how it is laid out.
+    fn kv_of(&self, shapes: &[KvShape], groups: &[usize]) -> Result<Self::Kv, KernelError>;
     fn inputs(&self, limits: &StepLimits, vocabulary: usize) -> Result<Self::Inputs, KernelError>;
     fn sampled(&self, limits: &StepLimits) -> Result<Self::Sampled, KernelError>;
     fn workspace(&self, shape: &WorkspaceShape) -> Result<Self::Workspace, KernelError>;

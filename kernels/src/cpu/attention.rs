@@ -8,7 +8,7 @@ use super::{
     CpuBackend,
     attention_tile::{SUB_KEYS, State, Tile},
     dispatch::Kernels,
-    kv::CpuKv,
+    kv::KvView,
     memory::{CpuBuffer, Shared},
     pool::{Chunks, Pool},
     simd::LANES,
@@ -161,7 +161,7 @@ struct Call<'a> {
     kernels: &'static Kernels,
     args: &'a AttentionArgs<'a, CpuBackend>,
     plan: &'a StepPlan,
-    kv: &'a CpuKv,
+    kv: &'a KvView<'a>,
     q: &'a [f32],
     out: Shared<f32>,
     sizes: Sizes,
@@ -178,7 +178,7 @@ pub(super) fn attention(
     plan: &StepPlan,
     args: &AttentionArgs<'_, CpuBackend>,
     q: &[f32],
-    kv: &CpuKv,
+    kv: &KvView<'_>,
     out: &mut [f32],
     scratch: &mut AttentionScratch,
 ) {
@@ -287,7 +287,7 @@ impl Call<'_> {
     /// The tile of an item, with its queries gathered into this thread's scratch.
     fn tile(&self, item: &Item, thread: usize) -> Tile {
         let &AttentionArgs { heads, kv_heads, key_dim, value_dim, scale, mask, softcap, sinks, group, layer } = self.args;
-        let (per_kv, layout) = (heads / kv_heads, &self.kv.layout);
+        let (per_kv, layout) = (heads / kv_heads, self.kv.layout);
         let rows = item.tokens as usize * per_kv;
         let padded = layout.padded;
         // SAFETY: each thread has its own part.

@@ -10,7 +10,8 @@ use super::{dispatch::Kernels, memory::Memory, simd::LANES};
 use crate::{
     KernelError,
     backend::{KvShape, KvType},
-    kv::{VALUE_ALIGN, check_shape, codec},
+    inputs::HostInputs,
+    kv::{VALUE_ALIGN, check_shapes, codec, shape_of},
 };
 
 const _: () = assert!(VALUE_ALIGN == LANES);
@@ -20,11 +21,28 @@ const FP8_SCALE: f32 = 256.0;
 /// Elements that are converted at a time.
 const RUN: usize = 64;
 
-/// Keys and values of one cache group.
+/// Keys and values of all cache groups, in one memory of blocks. Of a single shape, all blocks of a layer lie together; of
+/// several, all layers of a block do, so that a block can pass from a group to one of another shape.
 pub struct CpuKv {
-    pub(super) shape: KvShape,
-    pub(super) layout: KvLayout,
+    shapes: Vec<(KvShape, KvLayout)>,
+    groups: Vec<usize>,
     memory: Memory,
+}
+
+/// The memory as the layers of one group see it.
+#[derive(Clone, Copy)]
+pub(super) struct KvView<'a> {
+    pub shape: &'a KvShape,
+    pub layout: &'a KvLayout,
+    memory: &'a Memory,
+}
+
+impl KvView<'_> {
+    /// First byte of a layer.
+    pub fn layer(&self, layer: usize) -> *const u8 {
+        // SAFETY: callers pass a layer below `shape.layers` (checked by `HostInputs::check_kv`).
+        unsafe { self.memory.pointer().add(layer * self.layout.layer) }
+    }
 }
 
 /// Sizes in bytes, but for `padded`.
@@ -40,13 +58,16 @@ pub(super) struct KvLayout {
     /// Keys and values of one block and head.
     pub unit: usize,
     /// All heads of one block of one layer.
+    pub bytes: usize,
+    /// From a block to the next, in one layer.
     pub block: usize,
-    /// All blocks of one layer.
+    /// From a layer to the next, in one block.
     pub layer: usize,
 }
 
 impl KvLayout {
-    fn new(kv: &KvShape) -> Option<Self> {
+    /// `stride`: from a block to the next; `None`: the blocks of a layer lie together.
+    fn new(kv: &KvShape, stride: Option<usize>) -> Option<Self> {
         let (element, scale) = (kv.kv_type.element_bytes(), kv.kv_type.scale_bytes() * kv.block_size);
         let padded = kv.value_dim.next_multiple_of(LANES);
         let keys = kv.key_dim.checked_mul(kv.block_size)?.checked_mul(element)?;
@@ -54,41 +75,75 @@ impl KvLayout {
         let key_scales = keys.checked_add(values)?;
         let (value_scales, unit) =
             if kv.shared_values { (key_scales, key_scales + scale) } else { (key_scales + scale, key_scales + 2 * scale) };
-        let block = unit.checked_mul(kv.kv_heads)?;
-        let layer = block.checked_mul(kv.blocks)?;
-        Some(Self { padded, values: if kv.shared_values { 0 } else { keys }, key_scales, value_scales, unit, block, layer })
+        let bytes = unit.checked_mul(kv.kv_heads)?;
+        let (block, layer) = match stride {
+            Some(stride) => (stride, bytes),
+            None => (bytes, bytes.checked_mul(kv.blocks)?),
+        };
+        Some(Self { padded, values: if kv.shared_values { 0 } else { keys }, key_scales, value_scales, unit, bytes, block, layer })
     }
 }
 
 impl CpuKv {
-    pub(super) fn new(kv: &KvShape) -> Result<Self, KernelError> {
-        check_shape(kv)?;
+    pub(super) fn new(shapes: &[KvShape], groups: &[usize]) -> Result<Self, KernelError> {
+        check_shapes(shapes, groups)?;
         let none = || KernelError::OutOfMemory { what: "KV cache", bytes: usize::MAX };
-        let layout = KvLayout::new(kv).ok_or_else(none)?;
-        let bytes = layout.layer.checked_mul(kv.layers).ok_or_else(none)?;
-        Ok(Self { shape: *kv, layout, memory: Memory::new("KV cache", bytes)? })
-    }
-
-    /// First byte of a layer.
-    pub(super) fn layer(&self, layer: usize) -> *const u8 {
-        // SAFETY: callers pass a layer below `shape.layers` (checked by `HostInputs::check_kv`).
-        unsafe { self.memory.pointer().add(layer * self.layout.layer) }
-    }
-
-    pub(super) fn writer(&mut self, kernels: &'static Kernels, layer: usize) -> KvWriter {
-        KvWriter { base: self.layer(layer).cast_mut(), shape: self.shape, layout: self.layout, kernels }
-    }
-
-    /// Copies a block of every layer.
-    pub(super) fn copy(&mut self, from: usize, to: usize) {
-        if from == to || from.max(to) >= self.shape.blocks {
-            return;
+        let mut layouts = Vec::with_capacity(shapes.len());
+        for kv in shapes {
+            layouts.push((*kv, KvLayout::new(kv, None).ok_or_else(none)?));
         }
-        let bytes = self.layout.block;
-        for layer in 0..self.shape.layers {
-            let base = self.layer(layer).cast_mut();
-            // SAFETY: both blocks exist and differ.
-            unsafe { std::ptr::copy_nonoverlapping(base.add(from * bytes), base.add(to * bytes), bytes) };
+        let mut bytes = 0;
+        for (kv, layout) in &layouts {
+            bytes = bytes.max(layout.layer.checked_mul(kv.layers).ok_or_else(none)?);
+        }
+        if shapes.len() > 1 {
+            let stride = KvShape::shared_block_bytes(shapes);
+            bytes = stride.checked_mul(shapes[0].blocks).ok_or_else(none)?;
+            for (kv, layout) in &mut layouts {
+                *layout = KvLayout::new(kv, Some(stride)).ok_or_else(none)?;
+            }
+        }
+        Ok(Self { shapes: layouts, groups: groups.to_vec(), memory: Memory::new("KV cache", bytes)? })
+    }
+
+    /// What the layers of a group see.
+    pub(super) fn of(&self, op: &'static str, group: usize) -> Result<KvView<'_>, KernelError> {
+        let (shape, layout) = &self.shapes[shape_of(op, &self.groups, group, self.shapes.len())?];
+        Ok(KvView { shape, layout, memory: &self.memory })
+    }
+
+    pub(super) fn writer(
+        &mut self,
+        op: &'static str,
+        group: usize,
+        kernels: &'static Kernels,
+        layer: usize,
+    ) -> Result<KvWriter, KernelError> {
+        let view = self.of(op, group)?;
+        Ok(KvWriter { base: view.layer(layer).cast_mut(), shape: *view.shape, layout: *view.layout, kernels })
+    }
+
+    /// Copies the blocks that a plan says, all layers of each.
+    pub(super) fn copy_blocks(&mut self, inputs: &HostInputs) -> Result<(), KernelError> {
+        for (shape, _) in &self.shapes {
+            inputs.check_copies(shape)?;
+        }
+        for &(from, to) in &inputs.plan().block_copies {
+            self.copy(from as usize, to as usize);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: usize, to: usize) {
+        let Some((shape, layout)) = self.shapes.first().filter(|(shape, _)| from != to && from.max(to) < shape.blocks) else { return };
+        // All layers of a block lie together where there are several shapes.
+        let (layers, bytes) = if self.shapes.len() > 1 { (1, layout.block) } else { (shape.layers, layout.bytes) };
+        for layer in 0..layers {
+            // SAFETY: the layer lies inside the memory; both blocks exist and differ.
+            unsafe {
+                let base = self.memory.pointer().add(layer * layout.layer);
+                std::ptr::copy_nonoverlapping(base.add(from * layout.block), base.add(to * layout.block), bytes);
+            }
         }
     }
 }
@@ -228,9 +283,41 @@ mod tests {
         for kv_type in KvType::ALL {
             for (key_dim, value_dim, shared_values) in [(64, 64, false), (5, 5, false), (24, 16, false), (16, 24, false), (36, 24, true)] {
                 let kv = KvShape { layers: 2, blocks: 3, block_size: 16, kv_heads: 2, key_dim, value_dim, shared_values, kv_type };
-                let layout = KvLayout::new(&kv).unwrap();
+                let layout = KvLayout::new(&kv, None).unwrap();
                 assert_eq!(layout.layer * kv.layers, kv.block_bytes() * kv.blocks, "{kv:?}");
             }
+        }
+    }
+
+    #[test]
+    fn blocks_of_several_shapes_have_one_size_and_lie_apart() {
+        let small = KvShape {
+            layers: 5,
+            blocks: 7,
+            block_size: 16,
+            kv_heads: 2,
+            key_dim: 24,
+            value_dim: 16,
+            shared_values: false,
+            kv_type: KvType::Q8,
+        };
+        let large = KvShape { layers: 2, kv_heads: 3, key_dim: 64, value_dim: 64, ..small };
+        let kv = CpuKv::new(&[small, large], &[1, 0, 0]).unwrap();
+        let stride = KvShape::shared_block_bytes(&[small, large]);
+        for group in 0..3 {
+            let view = kv.of("test", group).unwrap();
+            assert_eq!(*view.shape, if group == 0 { large } else { small });
+            assert_eq!((view.layout.block, view.layout.layer), (stride, view.layout.bytes));
+            assert!(view.layout.layer * view.shape.layers <= stride);
+        }
+        assert!(kv.of("test", 3).is_err());
+        for (shapes, groups, what) in [
+            (vec![], vec![], "no shape"),
+            (vec![small, KvShape { blocks: 8, ..large }], vec![0], "7 blocks of 16 beside"),
+            (vec![small], vec![1], "groups of shapes"),
+        ] {
+            let error = CpuKv::new(&shapes, &groups).err().unwrap().to_string();
+            assert!(error.contains(what) || error.contains("8 blocks of 16"), "{error}");
         }
     }
 
@@ -246,14 +333,14 @@ mod tests {
             shared_values: false,
             kv_type: KvType::Q8,
         };
-        assert!(CpuKv::new(&kv).is_ok());
+        assert!(CpuKv::new(&[kv], &[]).is_ok());
         for (bad, what) in [
             (KvShape { block_size: 24, ..kv }, "block size 24"),
             (KvShape { key_dim: 0, ..kv }, "no heads"),
             (KvShape { value_dim: 17, shared_values: true, ..kv }, "values of 17"),
             (KvShape { blocks: usize::MAX / 64, ..kv }, "cannot allocate"),
         ] {
-            let error = CpuKv::new(&bad).err().unwrap().to_string();
+            let error = CpuKv::new(&[bad], &[]).err().unwrap().to_string();
             assert!(error.contains(what), "{error}");
         }
     }

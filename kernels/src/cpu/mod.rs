@@ -152,8 +152,8 @@ impl Backend for CpuBackend {
         linear.bytes()
     }
 
-    fn kv(&self, kv_shape: &KvShape) -> Result<Self::Kv, KernelError> {
-        CpuKv::new(kv_shape)
+    fn kv_of(&self, shapes: &[KvShape], groups: &[usize]) -> Result<Self::Kv, KernelError> {
+        CpuKv::new(shapes, groups)
     }
 
     fn inputs(&self, limits: &StepLimits, vocabulary: usize) -> Result<Self::Inputs, KernelError> {
@@ -185,11 +185,7 @@ impl Backend for CpuBackend {
     }
 
     fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError> {
-        inputs.check_copies(&kv.shape)?;
-        for &(from, to) in &inputs.plan().block_copies {
-            kv.copy(from as usize, to as usize);
-        }
-        Ok(())
+        kv.copy_blocks(inputs)
     }
 
     fn embed(
@@ -271,15 +267,16 @@ impl Backend for CpuBackend {
         workspace: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let (plan, op, scratch) = (inputs.plan(), "attention", &mut workspace.attention);
-        inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
-        args.check(op, &kv.shape, args.sinks.map_or(0, |sinks| sinks.len()))?;
+        let kv = kv.of(op, args.group)?;
+        inputs.check_kv(op, args.group, args.layer, kv.shape)?;
+        args.check(op, kv.shape, args.sinks.map_or(0, |sinks| sinks.len()))?;
         let &AttentionArgs { heads, kv_heads, key_dim, value_dim, .. } = args;
         shape(op, scratch.fits(heads / kv_heads, key_dim, value_dim), || {
             format!("{heads} heads of {key_dim} and {value_dim}: more than the workspace was made for")
         })?;
         expect_len(op, "q", q, plan.rows() * heads * key_dim)?;
         expect_len(op, "out", out, plan.rows() * heads * value_dim)?;
-        attention::attention(&self.pool, self.kernels, plan, args, q, kv, out, scratch);
+        attention::attention(&self.pool, self.kernels, plan, args, q, &kv, out, scratch);
         Ok(())
     }
 

@@ -25,7 +25,7 @@ impl CpuBackend {
         q: &mut CpuBuffer,
         workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
-        check("qkv_rope_write").qkv(inputs, args, &kv.shape, hidden, q)?;
+        check("qkv_rope_write").qkv(inputs, args, kv.of("qkv_rope_write", args.group)?.shape, hidden, q)?;
         let &QkvArgs { heads, kv_heads, key_dim, .. } = args;
         let (plan, columns, width) = (inputs.plan(), args.linear.weight.columns(), args.linear.weight.rows());
         let norm = args.norm.as_ref().map(RowNorm::new);
@@ -36,7 +36,7 @@ impl CpuBackend {
         expect_len("qkv_rope_write", "workspace", &workspace.second, plan.rows() * copied)?;
         let slots = &plan.groups[args.group].slots;
         let (wide, second) = (Shared::new(&mut workspace.wide), Shared::new(&mut workspace.second));
-        let (q, writer) = (Shared::new(q), kv.writer(self.kernels, args.layer));
+        let (q, writer) = (Shared::new(q), kv.writer("qkv_rope_write", args.group, self.kernels, args.layer)?);
         self.each_row(plan.rows(), |row| {
             // SAFETY: each row has its own parts.
             let (y, q) = unsafe { (wide.part(row * width, width), q.part(row * heads * key_dim, heads * key_dim)) };
@@ -80,14 +80,15 @@ impl CpuBackend {
         values: Option<&[f32]>,
         kv: &mut CpuKv,
     ) -> Result<(), KernelError> {
-        let (op, rows, KvShape { kv_heads, key_dim, value_dim, shared_values, .. }) = ("write_kv", inputs.plan().rows(), kv.shape);
-        inputs.check_kv(op, group, layer, &kv.shape)?;
+        let (op, rows, KvShape { kv_heads, key_dim, value_dim, shared_values, .. }) =
+            ("write_kv", inputs.plan().rows(), *kv.of("write_kv", group)?.shape);
+        inputs.check_kv(op, group, layer, kv.of(op, group)?.shape)?;
         shape(op, values.is_none() == shared_values, || "values: given where keys hold them, or missing".into())?;
         let (key_width, value_width) = (kv_heads * key_dim, if shared_values { 0 } else { kv_heads * value_dim });
         let values = values.unwrap_or_default();
         expect_len(op, "keys", keys, rows * key_width)?;
         expect_len(op, "values", values, rows * value_width)?;
-        let (slots, writer) = (&inputs.plan().groups[group].slots, kv.writer(self.kernels, layer));
+        let (slots, writer) = (&inputs.plan().groups[group].slots, kv.writer(op, group, self.kernels, layer)?);
         self.each_row(rows, |row| {
             let (keys, values) = (&keys[row * key_width..][..key_width], &values[row * value_width..][..value_width]);
             // SAFETY: slots were checked against this cache, and the backend checked its instruction set.
@@ -106,14 +107,14 @@ impl CpuBackend {
         workspace: &mut CpuWorkspace,
     ) -> Result<(), KernelError> {
         let op = "latent_rope_write";
-        check(op).latent(inputs, args, &kv.shape, hidden, q)?;
+        check(op).latent(inputs, args, kv.of(op, args.group)?.shape, hidden, q)?;
         let &LatentArgs { heads, plain_dim, latent, .. } = args;
         let (rows, columns, width, turned) = (inputs.plan().rows(), args.down.weight.columns(), args.down.weight.rows(), args.rope.dim);
         let (key, queries) = (latent + turned, heads * (plain_dim + turned));
         let norm = args.norm.as_ref().map(RowNorm::new);
         let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
         self.linear_wide(inputs, &args.down, input, workspace)?;
-        self.write_latents(inputs, args, kv, workspace);
+        self.write_latents(inputs, args, kv, workspace)?;
         expect_len(op, "workspace", &workspace.second, rows * queries)?;
         // Projected queries lie in `second`, or still in `wide`.
         let mut wide = std::mem::replace(&mut workspace.wide, CpuBuffer::empty()?);
@@ -148,9 +149,16 @@ impl CpuBackend {
     }
 
     /// Normed latents and rotated keys, from `wide` into the cache.
-    fn write_latents(&self, inputs: &HostInputs, args: &LatentArgs<'_, Self>, kv: &mut CpuKv, workspace: &mut CpuWorkspace) {
+    fn write_latents(
+        &self,
+        inputs: &HostInputs,
+        args: &LatentArgs<'_, Self>,
+        kv: &mut CpuKv,
+        workspace: &mut CpuWorkspace,
+    ) -> Result<(), KernelError> {
         let (plan, width, turned) = (inputs.plan(), args.down.weight.rows(), args.rope.dim);
-        let (slots, norm, writer) = (&plan.groups[args.group].slots, RowNorm::new(&args.latent_norm), kv.writer(self.kernels, args.layer));
+        let (slots, norm) = (&plan.groups[args.group].slots, RowNorm::new(&args.latent_norm));
+        let writer = kv.writer("latent_rope_write", args.group, self.kernels, args.layer)?;
         let wide = Shared::new(&mut workspace.wide);
         self.each_row(plan.rows(), |row| {
             // SAFETY: each row has its own part.
@@ -162,6 +170,7 @@ impl CpuBackend {
             // SAFETY: slots were checked against this cache, and the backend checked its instruction set.
             unsafe { writer.write(slots[row] as usize, key, &[]) };
         });
+        Ok(())
     }
 
     pub(super) fn run_head_linear(

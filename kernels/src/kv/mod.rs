@@ -91,6 +91,16 @@ impl KvShape {
     pub fn block_bytes(&self) -> usize {
         self.layers * self.block_size * self.token_bytes()
     }
+
+    /// Bytes of one block of a memory that caches of several shapes share: of the largest, in whole cache lines unless it is
+    /// the only one.
+    #[must_use]
+    pub fn shared_block_bytes(shapes: &[Self]) -> usize {
+        match shapes {
+            [only] => only.block_bytes(),
+            _ => shapes.iter().map(Self::block_bytes).max().unwrap_or(0).next_multiple_of(64),
+        }
+    }
 }
 
 /// Which keys a row sees.
@@ -154,6 +164,24 @@ impl<B: Backend> AttentionArgs<'_, B> {
         shape(op, softcap.is_none_or(|cap| cap.is_finite() && cap > 0.0), || format!("softcap: {softcap:?}"))?;
         shape(op, self.sinks.is_none() || sinks >= heads, || format!("sinks: {sinks} for {heads} heads"))
     }
+}
+
+/// Checks the shapes that share a memory: all have the same blocks.
+pub(crate) fn check_shapes(shapes: &[KvShape], groups: &[usize]) -> Result<(), KernelError> {
+    let Some(first) = shapes.first() else { return shape("kv", false, || "no shape".into()) };
+    for kv in shapes {
+        check_shape(kv)?;
+        shape("kv", (kv.blocks, kv.block_size) == (first.blocks, first.block_size), || {
+            format!("{} blocks of {} beside {} of {}", kv.blocks, kv.block_size, first.blocks, first.block_size)
+        })?;
+    }
+    shape("kv", groups.iter().all(|number| *number < shapes.len()), || format!("groups of shapes {groups:?}, there are {}", shapes.len()))
+}
+
+/// The shape of a group: number `groups[group]`, or the only one where nothing is said.
+pub(crate) fn shape_of(op: &'static str, groups: &[usize], group: usize, shapes: usize) -> Result<usize, KernelError> {
+    let number = groups.get(group).copied().or((groups.is_empty() && shapes == 1).then_some(0));
+    number.ok_or_else(|| KernelError::Shape { op, detail: format!("group {group} of a cache with {}", groups.len()) })
 }
 
 /// Checks a cache's shape.

@@ -7,24 +7,55 @@ use crate::{
     KernelError,
     backend::{AttentionArgs, CHUNK, KvShape},
     inputs::{HostInputs, shape},
-    kv::{check_shape, codec::stored},
+    kv::{check_shapes, codec::stored, shape_of},
     plan::StepPlan,
 };
 
-/// Keys and values in order of layer, slot, head, element; as f32, what the cache's type makes of them when written.
+/// Keys and values of all cache groups. Each shape has a memory of its own: a block that changes groups is written before it is
+/// read, so nobody can tell.
 pub struct ReferenceKv {
+    stores: Vec<Store>,
+    groups: Vec<usize>,
+}
+
+impl ReferenceKv {
+    pub(super) fn new(shapes: &[KvShape], groups: &[usize]) -> Result<Self, KernelError> {
+        check_shapes(shapes, groups)?;
+        Ok(Self { stores: shapes.iter().map(Store::new).collect(), groups: groups.to_vec() })
+    }
+
+    pub(super) fn of(&self, op: &'static str, group: usize) -> Result<&Store, KernelError> {
+        Ok(&self.stores[shape_of(op, &self.groups, group, self.stores.len())?])
+    }
+
+    pub(super) fn of_mut(&mut self, op: &'static str, group: usize) -> Result<&mut Store, KernelError> {
+        let number = shape_of(op, &self.groups, group, self.stores.len())?;
+        Ok(&mut self.stores[number])
+    }
+
+    /// Copies the blocks that a plan says.
+    pub(super) fn copy_blocks(&mut self, inputs: &HostInputs) -> Result<(), KernelError> {
+        for store in &mut self.stores {
+            inputs.check_copies(&store.shape)?;
+            inputs.plan().block_copies.iter().for_each(|&(from, to)| store.copy(from as usize, to as usize));
+        }
+        Ok(())
+    }
+}
+
+/// Keys and values in order of layer, slot, head, element; as f32, what the cache's type makes of them when written.
+pub(super) struct Store {
     pub(super) shape: KvShape,
     keys: Vec<f32>,
     /// Empty where keys hold them.
     values: Vec<f32>,
 }
 
-impl ReferenceKv {
-    pub(super) fn new(kv: &KvShape) -> Result<Self, KernelError> {
-        check_shape(kv)?;
+impl Store {
+    fn new(kv: &KvShape) -> Self {
         let heads = kv.layers * kv.blocks * kv.block_size * kv.kv_heads;
         let values = if kv.shared_values { 0 } else { heads * kv.value_dim };
-        Ok(Self { shape: *kv, keys: vec![0.0; heads * kv.key_dim], values: vec![0.0; values] })
+        Self { shape: *kv, keys: vec![0.0; heads * kv.key_dim], values: vec![0.0; values] }
     }
 
     /// Number of a layer's slot and head.
@@ -83,7 +114,7 @@ impl ReferenceKv {
     }
 
     /// Copies a block of every layer.
-    pub(super) fn copy(&mut self, from: usize, to: usize) {
+    fn copy(&mut self, from: usize, to: usize) {
         let block = self.shape.block_size * self.shape.kv_heads;
         for layer in 0..self.shape.layers {
             let (from, to) = ((layer * self.shape.blocks + from) * block, (layer * self.shape.blocks + to) * block);

@@ -163,8 +163,8 @@ impl Backend for Reference {
         4 * (linear.weights.len() + linear.bias.len())
     }
 
-    fn kv(&self, kv_shape: &KvShape) -> Result<Self::Kv, KernelError> {
-        ReferenceKv::new(kv_shape)
+    fn kv_of(&self, shapes: &[KvShape], groups: &[usize]) -> Result<Self::Kv, KernelError> {
+        ReferenceKv::new(shapes, groups)
     }
 
     fn inputs(&self, limits: &StepLimits, vocabulary: usize) -> Result<Self::Inputs, KernelError> {
@@ -184,11 +184,7 @@ impl Backend for Reference {
     }
 
     fn copy_blocks(&self, inputs: &Self::Inputs, kv: &mut Self::Kv) -> Result<(), KernelError> {
-        inputs.check_copies(&kv.shape)?;
-        for &(from, to) in &inputs.plan().block_copies {
-            kv.copy(from as usize, to as usize);
-        }
-        Ok(())
+        kv.copy_blocks(inputs)
     }
 
     fn embed(
@@ -259,7 +255,7 @@ impl Backend for Reference {
         values: Option<&Self::Buffer>,
         kv: &mut Self::Kv,
     ) -> Result<(), KernelError> {
-        kv.write_rows(inputs, group, layer, keys, values.map(Vec::as_slice))
+        kv.of_mut("write_kv", group)?.write_rows(inputs, group, layer, keys, values.map(Vec::as_slice))
     }
 
     fn attention(
@@ -272,6 +268,7 @@ impl Backend for Reference {
         _: &mut Self::Workspace,
     ) -> Result<(), KernelError> {
         let (rows, op) = (inputs.plan().rows(), "attention");
+        let kv = kv.of(op, args.group)?;
         inputs.check_kv(op, args.group, args.layer, &kv.shape)?;
         args.check(op, &kv.shape, args.sinks.map_or(0, Vec::len))?;
         expect_len(op, "q", q, rows * args.heads * args.key_dim)?;

@@ -95,6 +95,7 @@ impl Reference {
         q: &mut Vec<f32>,
     ) -> Done {
         let &QkvArgs { heads, kv_heads, key_dim, value_dim, .. } = args;
+        let kv = kv.of_mut("qkv_rope_write", args.group)?;
         check("qkv_rope_write").qkv(inputs, args, &kv.shape, hidden, q)?;
         let (plan, columns) = (inputs.plan(), args.linear.weight.columns);
         for (row, &slot) in plan.groups[args.group].slots.iter().enumerate() {
@@ -136,6 +137,7 @@ impl Reference {
         q: &mut Vec<f32>,
     ) -> Done {
         let &LatentArgs { heads, plain_dim, latent, .. } = args;
+        let kv = kv.of_mut("latent_rope_write", args.group)?;
         check("latent_rope_write").latent(inputs, args, &kv.shape, hidden, q)?;
         let (plan, columns, turned) = (inputs.plan(), args.down.weight.columns, args.rope.dim);
         let width = heads * (latent + turned);
