@@ -9,7 +9,8 @@
 //!
 //! Micro-kernels keep R rows × J vectors in registers. Keys pass through in sub-blocks of 64 that stay in the first-level
 //! cache while all rows of the tile use them; narrow elements of a large tile are widened once per sub-block, and values that are
-//! part of their keys are turned from [element][key] to [key][element].
+//! part of their keys are turned from [element][key] to [key][element]. Tiles of few rows wait for memory, where blocks lie
+//! apart: while they multiply keys they ask for the same keys' values, and with those for the keys of the next piece.
 
 #![allow(clippy::undocumented_unsafe_blocks)] // One reason for all: `Tile` keeps what its fields promise.
 
@@ -42,46 +43,76 @@ pub(super) unsafe fn attend<S: Simd, T: Element>(tile: &Tile, chunk: usize) {
     }
 }
 
+/// Where vectors of keys or values lie, and what is asked for meanwhile.
+struct Lines<T> {
+    here: [*const T; SUB],
+    ahead: [*const u8; SUB],
+}
+
+impl<T: Element> Lines<T> {
+    /// Vectors that share a cache line.
+    const PER_LINE: usize = if size_of::<T>() < 4 { 4 / size_of::<T>() } else { 1 };
+
+    fn new() -> Self {
+        Self { here: [std::ptr::null(); SUB], ahead: [std::ptr::null(); SUB] }
+    }
+}
+
 /// Scores of `groups` vectors of keys from vector `sub` of the piece on, all rows.
 #[inline(always)]
 unsafe fn scores<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, groups: usize) {
     unsafe {
-        let mut keys = [std::ptr::null::<T>(); SUB];
-        for (g, key) in keys.iter_mut().enumerate().take(groups) {
+        let mut keys = Lines::<T>::new();
+        for g in 0..groups {
             let (block, slot) = tile.find(start + (sub + g) * LANES);
-            *key = block.cast::<T>().add(slot);
+            keys.here[g] = block.cast::<T>().add(slot);
+            // Values that are part of keys are here already.
+            keys.ahead[g] = if tile.shared { block } else { block.add(tile.values).cast::<T>().add(slot * tile.padded).cast() };
+            if T::SCALED && tile.rows <= ROWS {
+                S::prefetch(block.add(tile.key_scales).cast::<f32>().add(slot).cast());
+                S::prefetch(block.add(tile.value_scales).cast::<f32>().add(slot).cast());
+            }
         }
-        if T::NARROW && tile.rows > ROWS {
-            let mut wide = [std::ptr::null::<Single>(); SUB];
+        if tile.rows <= ROWS {
+            score_rows::<S, T, true>(tile, start, sub, groups, &keys, tile.block_size);
+        } else if T::NARROW {
+            let mut wide = Lines::<Single>::new();
             for g in 0..groups {
                 let to = tile.wide_keys.add(g * tile.key_dim * LANES);
                 for d in 0..tile.key_dim {
-                    S::store(to.add(d * LANES), T::load::<S>(keys[g].add(d * tile.block_size)));
+                    S::store(to.add(d * LANES), T::load::<S>(keys.here[g].add(d * tile.block_size)));
                 }
-                wide[g] = to.cast();
+                wide.here[g] = to.cast();
             }
-            score_rows::<S, Single>(tile, start, sub, &wide[..groups], LANES);
+            score_rows::<S, Single, false>(tile, start, sub, groups, &wide, LANES);
         } else {
-            score_rows::<S, T>(tile, start, sub, &keys[..groups], tile.block_size);
+            score_rows::<S, T, false>(tile, start, sub, groups, &keys, tile.block_size);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn score_rows<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, keys: &[*const T], stride: usize) {
+unsafe fn score_rows<S: Simd, T: Element, const AHEAD: bool>(
+    tile: &Tile,
+    start: usize,
+    sub: usize,
+    groups: usize,
+    keys: &Lines<T>,
+    stride: usize,
+) {
     unsafe {
         let mut row = 0;
         while row < tile.rows {
             let rows = ROWS.min(tile.rows - row);
             // Does any of them see any of these keys?
-            if tile.to(row + rows - 1, start) > sub * LANES && tile.from(row, start) < (sub + keys.len()) * LANES {
+            if tile.to(row + rows - 1, start) > sub * LANES && tile.from(row, start) < (sub + groups) * LANES {
                 match rows {
-                    1 => score_groups::<S, T, 1>(tile, row, sub, keys, stride),
-                    2 => score_groups::<S, T, 2>(tile, row, sub, keys, stride),
-                    3 => score_groups::<S, T, 3>(tile, row, sub, keys, stride),
-                    4 => score_groups::<S, T, 4>(tile, row, sub, keys, stride),
-                    5 => score_groups::<S, T, 5>(tile, row, sub, keys, stride),
-                    _ => score_groups::<S, T, ROWS>(tile, row, sub, keys, stride),
+                    1 => score_groups::<S, T, 1, AHEAD>(tile, row, sub, groups, keys, stride),
+                    2 => score_groups::<S, T, 2, AHEAD>(tile, row, sub, groups, keys, stride),
+                    3 => score_groups::<S, T, 3, AHEAD>(tile, row, sub, groups, keys, stride),
+                    4 => score_groups::<S, T, 4, AHEAD>(tile, row, sub, groups, keys, stride),
+                    5 => score_groups::<S, T, 5, AHEAD>(tile, row, sub, groups, keys, stride),
+                    _ => score_groups::<S, T, ROWS, AHEAD>(tile, row, sub, groups, keys, stride),
                 }
             }
             row += rows;
@@ -90,46 +121,60 @@ unsafe fn score_rows<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize,
 }
 
 #[inline(always)]
-unsafe fn score_groups<S: Simd, T: Element, const R: usize>(tile: &Tile, row: usize, sub: usize, keys: &[*const T], stride: usize) {
+unsafe fn score_groups<S: Simd, T: Element, const R: usize, const AHEAD: bool>(
+    tile: &Tile,
+    row: usize,
+    sub: usize,
+    groups: usize,
+    keys: &Lines<T>,
+    stride: usize,
+) {
     unsafe {
         let mut g = 0;
-        if S::MANY_REGISTERS && keys.len() == SUB {
-            score_tile::<S, T, R, SUB>(tile, row, sub, keys.as_ptr(), stride);
+        if S::MANY_REGISTERS && groups == SUB {
+            score_tile::<S, T, R, SUB, AHEAD>(tile, row, sub, g, keys, stride);
             return;
         }
         if R <= 3 {
-            while g + 2 <= keys.len() {
-                score_tile::<S, T, R, 2>(tile, row, sub + g, keys.as_ptr().add(g), stride);
+            while g + 2 <= groups {
+                score_tile::<S, T, R, 2, AHEAD>(tile, row, sub, g, keys, stride);
                 g += 2;
             }
         }
-        while g < keys.len() {
-            score_tile::<S, T, R, 1>(tile, row, sub + g, keys.as_ptr().add(g), stride);
+        while g < groups {
+            score_tile::<S, T, R, 1, AHEAD>(tile, row, sub, g, keys, stride);
             g += 1;
         }
     }
 }
 
-/// q·k of R rows and J vectors of keys.
+/// q·k of R rows and J vectors of keys, from vector `g` of the sub-block on.
 #[inline(always)]
-unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize>(
+unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize, const AHEAD: bool>(
     tile: &Tile,
     row: usize,
-    group: usize,
-    keys: *const *const T,
+    sub: usize,
+    g: usize,
+    keys: &Lines<T>,
     stride: usize,
 ) {
     unsafe {
         let q = tile.q.add(row * tile.key_dim);
-        let mut pointers = [std::ptr::null::<T>(); J];
+        let (mut pointers, mut ahead) = ([std::ptr::null::<T>(); J], [std::ptr::null::<u8>(); J]);
         for j in 0..J {
-            pointers[j] = *keys.add(j);
+            pointers[j] = keys.here[g + j];
+            ahead[j] = keys.ahead[g + j];
         }
         let mut sums = [[S::zero(); J]; R];
         for d in 0..tile.key_dim {
             let mut k = [S::zero(); J];
             for j in 0..J {
                 k[j] = T::load::<S>(pointers[j].add(d * stride));
+            }
+            if AHEAD && d % Lines::<T>::PER_LINE == 0 {
+                for j in 0..J {
+                    S::prefetch(ahead[j].wrapping_add(d * LANES * size_of::<T>()));
+                }
             }
             for r in 0..R {
                 let x = S::splat(*q.add(r * tile.key_dim + d));
@@ -140,7 +185,7 @@ unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize>(
         }
         for r in 0..R {
             for j in 0..J {
-                S::store(tile.scores.add((row + r) * CHUNK + (group + j) * LANES), sums[r][j]);
+                S::store(tile.scores.add((row + r) * CHUNK + (sub + g + j) * LANES), sums[r][j]);
             }
         }
     }
@@ -151,36 +196,45 @@ unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize>(
 unsafe fn values<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, groups: usize) {
     unsafe {
         if tile.shared {
-            value_rows::<S, Single>(tile, start, sub, &turned::<S, T>(tile, start, sub, groups));
+            value_rows::<S, Single, false>(tile, start, sub, &turned::<S, T>(tile, start, sub, groups));
             return;
         }
-        let mut values = [std::ptr::null::<T>(); SUB];
-        for (g, value) in values.iter_mut().enumerate().take(groups) {
-            let (block, slot) = tile.find(start + (sub + g) * LANES);
-            *value = block.add(tile.values).cast::<T>().add(slot * tile.padded);
+        let mut values = Lines::<T>::new();
+        let limit = tile.first_limit + (tile.rows - 1) / tile.heads;
+        for g in 0..groups {
+            let key = start + (sub + g) * LANES;
+            let (block, slot) = tile.find(key);
+            values.here[g] = block.add(tile.values).cast::<T>().add(slot * tile.padded);
+            values.ahead[g] = values.here[g].cast();
+            if key + CHUNK < limit {
+                let (block, slot) = tile.find(key + CHUNK);
+                values.ahead[g] = block.cast::<T>().add(slot).cast();
+            }
         }
-        if T::NARROW && tile.rows > ROWS {
-            let mut wide = [std::ptr::null::<Single>(); SUB];
+        if tile.rows <= ROWS {
+            value_rows::<S, T, true>(tile, start, sub, &values);
+        } else if T::NARROW {
+            let mut wide = Lines::<Single>::new();
             let run = LANES * tile.padded;
             for g in 0..groups {
                 let to = tile.wide_values.add(g * run);
                 for i in (0..run).step_by(LANES) {
-                    S::store(to.add(i), T::load::<S>(values[g].add(i)));
+                    S::store(to.add(i), T::load::<S>(values.here[g].add(i)));
                 }
-                wide[g] = to.cast();
+                wide.here[g] = to.cast();
             }
-            value_rows::<S, Single>(tile, start, sub, &wide);
+            value_rows::<S, Single, false>(tile, start, sub, &wide);
         } else {
-            value_rows::<S, T>(tile, start, sub, &values);
+            value_rows::<S, T, false>(tile, start, sub, &values);
         }
     }
 }
 
 /// The first elements of the keys of a sub-block, widened, as [key][element].
 #[inline(always)]
-unsafe fn turned<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, groups: usize) -> [*const Single; SUB] {
+unsafe fn turned<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, groups: usize) -> Lines<Single> {
     unsafe {
-        let mut wide = [std::ptr::null::<Single>(); SUB];
+        let mut wide = Lines::<Single>::new();
         let mut lanes = [0.0; LANES];
         for g in 0..groups {
             let (block, slot) = tile.find(start + (sub + g) * LANES);
@@ -192,14 +246,14 @@ unsafe fn turned<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, gro
                     *to.add(key * tile.padded + d) = *x;
                 }
             }
-            wide[g] = to.cast();
+            wide.here[g] = to.cast();
         }
         wide
     }
 }
 
 #[inline(always)]
-unsafe fn value_rows<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize, values: &[*const T; SUB]) {
+unsafe fn value_rows<S: Simd, T: Element, const AHEAD: bool>(tile: &Tile, start: usize, sub: usize, values: &Lines<T>) {
     unsafe {
         let from = |row: usize| tile.from(row, start).saturating_sub(sub * LANES).min(SUB_KEYS);
         let to = |row: usize| tile.to(row, start).saturating_sub(sub * LANES).min(SUB_KEYS);
@@ -209,18 +263,18 @@ unsafe fn value_rows<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize,
             // What only some of these rows see, the earlier ones, then what all see, then what only the later ones see.
             let (common, end) = (from(row + rows - 1), to(row));
             for row in row..row + rows {
-                value_columns::<S, T, 1>(tile, row, sub, values, from(row), common.min(to(row)));
+                value_columns::<S, T, 1, AHEAD>(tile, row, sub, values, from(row), common.min(to(row)));
             }
             match rows {
-                1 => value_columns::<S, T, 1>(tile, row, sub, values, common, end),
-                2 => value_columns::<S, T, 2>(tile, row, sub, values, common, end),
-                3 => value_columns::<S, T, 3>(tile, row, sub, values, common, end),
-                4 => value_columns::<S, T, 4>(tile, row, sub, values, common, end),
-                5 => value_columns::<S, T, 5>(tile, row, sub, values, common, end),
-                _ => value_columns::<S, T, ROWS>(tile, row, sub, values, common, end),
+                1 => value_columns::<S, T, 1, AHEAD>(tile, row, sub, values, common, end),
+                2 => value_columns::<S, T, 2, AHEAD>(tile, row, sub, values, common, end),
+                3 => value_columns::<S, T, 3, AHEAD>(tile, row, sub, values, common, end),
+                4 => value_columns::<S, T, 4, AHEAD>(tile, row, sub, values, common, end),
+                5 => value_columns::<S, T, 5, AHEAD>(tile, row, sub, values, common, end),
+                _ => value_columns::<S, T, ROWS, AHEAD>(tile, row, sub, values, common, end),
             }
             for row in row..row + rows {
-                value_columns::<S, T, 1>(tile, row, sub, values, common.max(end), to(row));
+                value_columns::<S, T, 1, AHEAD>(tile, row, sub, values, common.max(end), to(row));
             }
             row += rows;
         }
@@ -228,11 +282,11 @@ unsafe fn value_rows<S: Simd, T: Element>(tile: &Tile, start: usize, sub: usize,
 }
 
 #[inline(always)]
-unsafe fn value_columns<S: Simd, T: Element, const R: usize>(
+unsafe fn value_columns<S: Simd, T: Element, const R: usize, const AHEAD: bool>(
     tile: &Tile,
     row: usize,
     sub: usize,
-    values: &[*const T; SUB],
+    values: &Lines<T>,
     from: usize,
     to: usize,
 ) {
@@ -244,22 +298,22 @@ unsafe fn value_columns<S: Simd, T: Element, const R: usize>(
         if S::MANY_REGISTERS {
             // Not 4 and a lone one, which would wait for its own sums.
             while column + 4 <= columns && columns - column != 5 {
-                value_tile::<S, T, R, 4>(tile, row, sub, values, from, to, column);
+                value_tile::<S, T, R, 4, AHEAD>(tile, row, sub, values, from, to, column);
                 column += 4;
             }
             if columns - column == 3 || columns - column == 5 {
-                value_tile::<S, T, R, 3>(tile, row, sub, values, from, to, column);
+                value_tile::<S, T, R, 3, AHEAD>(tile, row, sub, values, from, to, column);
                 column += 3;
             }
         }
         if S::MANY_REGISTERS || R <= 3 {
             while column + 2 <= columns {
-                value_tile::<S, T, R, 2>(tile, row, sub, values, from, to, column);
+                value_tile::<S, T, R, 2, AHEAD>(tile, row, sub, values, from, to, column);
                 column += 2;
             }
         }
         while column < columns {
-            value_tile::<S, T, R, 1>(tile, row, sub, values, from, to, column);
+            value_tile::<S, T, R, 1, AHEAD>(tile, row, sub, values, from, to, column);
             column += 1;
         }
     }
@@ -268,11 +322,11 @@ unsafe fn value_columns<S: Simd, T: Element, const R: usize>(
 /// Adds p·v of keys `from .. to` of the sub-block, for R rows and J vectors of elements.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn value_tile<S: Simd, T: Element, const R: usize, const J: usize>(
+unsafe fn value_tile<S: Simd, T: Element, const R: usize, const J: usize, const AHEAD: bool>(
     tile: &Tile,
     row: usize,
     sub: usize,
-    values: &[*const T; SUB],
+    values: &Lines<T>,
     from: usize,
     to: usize,
     column: usize,
@@ -289,12 +343,22 @@ unsafe fn value_tile<S: Simd, T: Element, const R: usize, const J: usize>(
         let mut key = from;
         while key < to {
             let end = to.min((key / LANES + 1) * LANES);
-            let group = values[key / LANES].add(column * LANES);
+            let group = values.here[key / LANES].add(column * LANES);
+            let ahead = values.ahead[key / LANES];
             while key < end {
                 let value = group.add(key % LANES * tile.padded);
                 let mut v = [S::zero(); J];
                 for j in 0..J {
                     v[j] = T::load::<S>(value.add(j * LANES));
+                }
+                if AHEAD {
+                    // As many vectors as these come from the next piece's keys, a line after the other.
+                    for j in 0..J {
+                        let vector = key % LANES * (tile.padded / LANES) + column + j;
+                        if tile.block_size > LANES || (column + j) % Lines::<T>::PER_LINE == 0 {
+                            S::prefetch(ahead.wrapping_add(vector * tile.block_size * size_of::<T>()));
+                        }
+                    }
                 }
                 for r in 0..R {
                     let x = S::splat(*p.add(r * CHUNK + key));

@@ -57,6 +57,10 @@ impl Simd for Avx2 {
         unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load_q8(p: *const u8) -> V {
         unsafe {
             let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()));

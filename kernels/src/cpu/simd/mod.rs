@@ -45,6 +45,8 @@ pub(super) trait Simd: 'static {
     unsafe fn load_q8(p: *const u8) -> Self::V;
     /// 2⁻⁸ times E4M3 numbers (no NaN among them), exact.
     unsafe fn load_fp8(p: *const u8) -> Self::V;
+    /// Asks for the cache line of any address, valid or not.
+    unsafe fn prefetch(p: *const u8);
     /// To the nearest half, ties to even.
     unsafe fn store_f16(p: *mut u16, v: Self::V);
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;

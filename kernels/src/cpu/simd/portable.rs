@@ -44,6 +44,10 @@ impl Simd for Portable {
         bits.map(|b| f16::from_bits(b).to_f32())
     }
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
+    #[inline(always)]
     unsafe fn load_q8(p: *const u8) -> V {
         unsafe { p.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
     }
