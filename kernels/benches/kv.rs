@@ -100,7 +100,18 @@ fn medians(backend: &CpuBackend, case: &Case) -> [f64; 4] {
         StepLimits { rows: sequences * keys, sequences, logit_rows: 1, blocks_per_sequence: keys.div_ceil(BLOCK), top_logprobs: 0 };
     let mut inputs = backend.inputs(&limits, 1).unwrap();
     let workspace = StepLimits { rows: sequences, ..limits };
-    let workspace = WorkspaceShape { limits: workspace, max_in: 32, max_out: 32, vocabulary: 1, heads, key_dim: dim, value_dim: dim };
+    let workspace = WorkspaceShape {
+        limits: workspace,
+        max_in: 32,
+        max_out: 32,
+        vocabulary: 1,
+        heads,
+        key_dim: dim,
+        value_dim: dim,
+        copied_values: 0,
+        latent_queries: 0,
+        moe: None,
+    };
     let mut workspace = backend.workspace(&workspace).unwrap();
     let layers = case.layers();
     let stored = backend.buffer_from(&noise(sequences * keys * kv_heads * dim)).unwrap();
