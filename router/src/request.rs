@@ -71,6 +71,21 @@ pub struct Parameters {
     pub logprobs: Option<u32>,
     pub prompt_logprobs: Option<u32>,
     pub priority: i32,
+    /// What is cut of a prompt that is too long; absent: nothing, it is refused.
+    pub truncate: Option<Truncate>,
+    /// What the tokenizer puts around raw text (BOS); default true.
+    pub add_special_tokens: Option<bool>,
+    /// After the first, a delta waits until it has this many tokens; 0 counts as 1.
+    pub stream_interval: u32,
+}
+
+/// How a prompt is shortened, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truncate {
+    /// Tokens to keep at most; absent: as many as leave room for the answer.
+    pub keep: Option<u32>,
+    /// The end of the prompt is kept and its beginning cut, not the other way round.
+    pub keep_end: bool,
 }
 
 /// Why a choice ended.

@@ -26,6 +26,9 @@ pub struct Answer {
     choices: Vec<Choice>,
     /// `Finished` is out.
     told: Vec<bool>,
+    /// Tokens that a delta waits for, once a choice has begun to speak.
+    interval: usize,
+    spoken: Vec<bool>,
     usage: Usage,
     outbox: VecDeque<TextEvent>,
     failed: Option<ApiError>,
@@ -52,7 +55,9 @@ impl Answer {
         let cached_tokens = started.cached_tokens.min(prompt_ids.len() as u32);
         let usage = Usage { prompt_tokens: prompt_ids.len() as u32, cached_tokens, completion_tokens: 0 };
         let outbox = [TextEvent::Started { prompt_ids, cached_tokens, prompt_logprobs }].into();
-        Ok(Self { dispatch: Some(dispatch), choices, told: vec![false; n], usage, outbox, failed: None, _permit: permit })
+        let interval = parameters.stream_interval.max(1) as usize;
+        let (told, spoken) = (vec![false; n], vec![false; n]);
+        Ok(Self { dispatch: Some(dispatch), choices, told, interval, spoken, usage, outbox, failed: None, _permit: permit })
     }
 
     /// The next event; None after the last.
@@ -109,9 +114,13 @@ impl Answer {
     /// Puts what the choices have to say into the outbox.
     fn tell(&mut self) {
         for (index, choice) in self.choices.iter_mut().enumerate() {
+            if self.spoken[index] && choice.finished.is_none() && choice.waiting_tokens() < self.interval {
+                continue;
+            }
             let output = choice.output();
             let number = index as u32;
             if !output.is_empty() {
+                self.spoken[index] = true;
                 let (text, token_ids, logprobs) = (output.text, output.token_ids, output.logprobs);
                 self.outbox.push_back(TextEvent::Delta { choice: number, text, token_ids, logprobs });
             }

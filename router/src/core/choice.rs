@@ -144,6 +144,11 @@ impl Choice {
         std::mem::take(&mut self.output)
     }
 
+    /// Tokens let go since the last call of [`Choice::output`].
+    pub fn waiting_tokens(&self) -> usize {
+        self.output.token_ids.len()
+    }
+
     /// What looked like the end was not.
     fn settle(&mut self) {
         if let Some((id, logprob)) = self.last.take() {

@@ -32,6 +32,9 @@ use crate::text::{ModelText, template};
 /// Bytes of text above which it is tokenized off the I/O threads: below, the way there costs more than the work.
 const INLINE_BYTES: usize = 8 << 10;
 
+/// Prompts that are to be cut may be this many times larger than any that fits.
+const CUT_FACTOR: usize = 8;
+
 /// The request core. Share it as `Arc<Core>`.
 pub struct Core {
     fleet: Arc<Fleet>,
@@ -153,7 +156,8 @@ impl Core {
         let parameters = request.parameters;
         parameters.validate(&card, &self.config)?;
         let field = field(&request.prompt);
-        let prompt_ids = self.prompt_ids(&model, request.prompt).await?;
+        let mut prompt_ids = self.prompt_ids(&model, request.prompt, &parameters).await?;
+        parameters.shorten(&mut prompt_ids, card.max_context);
         parameters.validate_length(&card, prompt_ids.len(), field)?;
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return Err(ApiError::Deadline);
@@ -187,8 +191,8 @@ impl Core {
     pub async fn tokenize(&self, model: &str, input: TokenizeInput) -> Result<Tokenized, ApiError> {
         let model = self.fleet.snapshot().resolve(model)?;
         let ids = match input {
-            TokenizeInput::Text { text, add_special_tokens } => self.text_ids(&model, text, add_special_tokens).await?,
-            TokenizeInput::Chat(prompt) => self.chat_ids(&model, prompt).await?,
+            TokenizeInput::Text { text, add_special_tokens } => self.text_ids(&model, text, add_special_tokens, 1).await?,
+            TokenizeInput::Chat(prompt) => self.chat_ids(&model, prompt, 1).await?,
         };
         let pieces = ids.iter().map(|&id| model.text.tokenizer.piece(id).unwrap_or_default()).collect();
         Ok(Tokenized { ids, pieces, max_context: model.card.max_context })
@@ -205,17 +209,18 @@ impl Core {
         self.off_thread(&model, ids.len().saturating_mul(4), move |text| text.tokenizer.decode(&ids, false)).await
     }
 
-    async fn prompt_ids(&self, model: &Model, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+    async fn prompt_ids(&self, model: &Model, prompt: Prompt, parameters: &Parameters) -> Result<Vec<u32>, ApiError> {
         let field = field(&prompt);
+        let widened = if parameters.truncate.is_some() { CUT_FACTOR } else { 1 };
         let ids = match prompt {
             Prompt::Ids(ids) => {
                 check_ids(&model.card, &ids, field)?;
                 ids
             }
             Prompt::Text(text) if text.is_empty() => Vec::new(),
-            Prompt::Text(text) => self.text_ids(model, text, true).await?,
+            Prompt::Text(text) => self.text_ids(model, text, parameters.add_special_tokens.unwrap_or(true), widened).await?,
             Prompt::Chat(chat) if chat.messages.is_empty() => Vec::new(),
-            Prompt::Chat(chat) => self.chat_ids(model, chat).await?,
+            Prompt::Chat(chat) => self.chat_ids(model, chat, widened).await?,
         };
         if ids.is_empty() {
             return Err(ApiError::invalid(field, format!("`{field}` must not be empty.")));
@@ -223,15 +228,15 @@ impl Core {
         Ok(ids)
     }
 
-    async fn text_ids(&self, model: &Model, text: String, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
-        check_bytes(model, text.len(), "prompt")?;
+    async fn text_ids(&self, model: &Model, text: String, add_special_tokens: bool, widened: usize) -> Result<Vec<u32>, ApiError> {
+        check_bytes(model, text.len(), widened, "prompt")?;
         let ids = self.off_thread(model, text.len(), move |model| model.encode(&text, add_special_tokens)).await;
         ids.map_err(|error| named(error, "prompt"))
     }
 
-    async fn chat_ids(&self, model: &Model, chat: ChatPrompt) -> Result<Vec<u32>, ApiError> {
+    async fn chat_ids(&self, model: &Model, chat: ChatPrompt, widened: usize) -> Result<Vec<u32>, ApiError> {
         let bytes: usize = chat.messages.iter().chain(&chat.tools).chain(chat.template_arguments.values()).map(template::text_bytes).sum();
-        check_bytes(model, chat.messages.iter().map(content_bytes).sum(), "messages")?;
+        check_bytes(model, chat.messages.iter().map(content_bytes).sum(), widened, "messages")?;
         let ids = self.off_thread(model, bytes, move |model| model.encode_chat(&chat)).await;
         ids.map_err(|error| named(error, "messages"))
     }
@@ -285,9 +290,9 @@ fn check_ids(card: &ModelCard, ids: &[u32], field: &str) -> Result<(), ApiError>
     }
 }
 
-/// Refuses what can't fit whatever it says, before any work is done for it.
-fn check_bytes(model: &Model, bytes: usize, field: &str) -> Result<(), ApiError> {
-    let most = model.text.tokenizer.max_bytes(model.card.max_context);
+/// Refuses what can't fit whatever it says, before any work is done for it; `widened` times that where it is to be cut.
+fn check_bytes(model: &Model, bytes: usize, widened: usize, field: &str) -> Result<(), ApiError> {
+    let most = model.text.tokenizer.max_bytes(model.card.max_context).saturating_mul(widened);
     if bytes <= most {
         return Ok(());
     }

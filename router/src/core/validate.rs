@@ -72,6 +72,10 @@ impl Parameters {
         {
             return Err(ApiError::invalid("min_tokens", format!("`min_tokens` ({min}) can't be above `max_tokens` ({max}).")));
         }
+        if let Some(keep) = self.truncate.and_then(|truncate| truncate.keep).filter(|keep| *keep < 1 || *keep > card.max_context) {
+            let message = format!("`truncate_prompt_tokens` must be -1 or between 1 and {}, not {keep}.", card.max_context);
+            return Err(ApiError::invalid("truncate_prompt_tokens", message));
+        }
         if self.stop.len() > config.max_stops {
             return Err(ApiError::invalid("stop", format!("`stop` can have at most {} entries.", config.max_stops)));
         }
@@ -89,6 +93,18 @@ impl Parameters {
             return Err(ApiError::invalid("stop_token_ids", message));
         }
         Ok(())
+    }
+
+    /// Cuts a prompt as the request asks.
+    pub fn shorten(&self, prompt_ids: &mut Vec<u32>, max_context: u32) {
+        let Some(truncate) = self.truncate else { return };
+        let answer = self.max_tokens.or(self.min_tokens).unwrap_or(1).max(1);
+        let keep = truncate.keep.unwrap_or_else(|| max_context.saturating_sub(answer)) as usize;
+        if truncate.keep_end {
+            prompt_ids.drain(..prompt_ids.len().saturating_sub(keep));
+        } else {
+            prompt_ids.truncate(keep);
+        }
     }
 
     /// Checks that prompt and answer fit.

@@ -57,6 +57,17 @@ fn salt(key: &str) -> Vec<u8> {
     hasher.finalize()[..16].to_vec()
 }
 
+/// The caller's salt with one of the client's choosing: it divides what the caller may share, and never joins callers.
+#[must_use]
+pub fn mixed_salt(own: &[u8], chosen: &str) -> Vec<u8> {
+    let mut hasher = Sha256::new();
+    hasher.update(SALT_DOMAIN);
+    hasher.update((own.len() as u64).to_le_bytes());
+    hasher.update(own);
+    hasher.update(chosen);
+    hasher.finalize()[..16].to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +92,8 @@ mod tests {
     fn salts_differ_by_key_and_are_not_its_digest() {
         let (one, two) = (salt("a"), salt("b"));
         assert_ne!(one, two);
+        assert_ne!(mixed_salt(&one, "x"), mixed_salt(&two, "x"));
+        assert_ne!(mixed_salt(&one, "x"), mixed_salt(&one, "y"));
         assert_ne!(one, Sha256::digest("a")[..16].to_vec());
         assert_eq!(Keys::new(None).authorize(&HeaderMap::new()).unwrap(), Vec::<u8>::new());
     }

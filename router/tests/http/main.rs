@@ -4,6 +4,7 @@
 
 mod admin;
 mod answers;
+mod cases;
 mod grpc;
 mod refusals;
 mod shutdown;

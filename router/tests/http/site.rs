@@ -55,6 +55,10 @@ pub fn ids(text: &str) -> Vec<u32> {
 pub enum Behaviour {
     #[default]
     Answer,
+    /// Answers with these tokens instead.
+    Say(Vec<u32>),
+    /// As `Say`, a token a millisecond.
+    Slowly(Vec<u32>),
     Refuse(Status),
     /// After so many events.
     Fail(usize, Status),
@@ -97,7 +101,7 @@ fn logprobs(id: u32, count: Option<u32>) -> Option<TokenLogprobs> {
     })
 }
 
-fn answer(request: &GenerateRequest) -> Vec<GenerateEvent> {
+fn answer(request: &GenerateRequest, said: Vec<u32>) -> Vec<GenerateEvent> {
     let stopping = request.stopping.clone().unwrap_or_default();
     let most = if stopping.max_tokens == 0 { usize::MAX } else { stopping.max_tokens as usize };
     let mut prompt_logprobs = Vec::new();
@@ -108,8 +112,8 @@ fn answer(request: &GenerateRequest) -> Vec<GenerateEvent> {
     let prompt_tokens = request.prompt_ids.len() as u32;
     let started = Started { prompt_tokens, cached_tokens: prompt_tokens.min(2), prompt_logprobs };
     let mut events = vec![event(generate_event::Event::Started(started))];
-    let whole = [ids(ANSWER), vec![EOS]].concat();
-    let stops = |id: &u32| *id == EOS || stopping.stop_token_ids.contains(id);
+    let whole = [said, vec![EOS]].concat();
+    let stops = |id: &u32| (*id == EOS && !stopping.ignore_eos) || stopping.stop_token_ids.contains(id);
     let length = whole.iter().position(stops).map_or(whole.len(), |last| last + 1).min(most);
     let choices = request.n.max(1);
     for (index, &id) in whole[..length].iter().enumerate() {
@@ -131,11 +135,18 @@ fn answer(request: &GenerateRequest) -> Vec<GenerateEvent> {
 impl Worker for Fake {
     async fn generate(&self, request: GenerateRequest) -> Result<EventStream, Status> {
         let behaviour = self.behaviour.lock().clone();
-        let answer = answer(&request);
+        let said = if let Behaviour::Say(ids) | Behaviour::Slowly(ids) = &behaviour { ids.clone() } else { ids(ANSWER) };
+        let answer = answer(&request, said);
         self.requests.lock().push(request);
         let events = stream::iter(answer.clone()).map(Ok);
         let events = match behaviour {
-            Behaviour::Answer => events.boxed(),
+            Behaviour::Answer | Behaviour::Say(_) => events.boxed(),
+            Behaviour::Slowly(_) => events
+                .then(|event| async {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    event
+                })
+                .boxed(),
             Behaviour::Refuse(status) => return Err(status),
             Behaviour::Fail(after, status) => events.take(after).chain(stream::iter([Err(status)])).boxed(),
             Behaviour::Hang(after) => events.take(after).chain(stream::pending()).boxed(),

@@ -27,7 +27,7 @@ use crate::{
         reply,
         sse::{self, Chunks, Frames},
     },
-    request::{Parameters, Prompt, TextEvent},
+    request::{ChatPrompt, Parameters, Prompt, TextEvent},
     telemetry::trace::Operation,
 };
 
@@ -46,9 +46,11 @@ async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
 
     let object = if delivery.stream { "chat.completion.chunk" } else { "chat.completion" };
     let head = Head::new("chatcmpl", object, &call.caller, &model);
-    let requests = wire::requests(&call.caller, &model, vec![Prompt::Chat(prompt)], &parameters);
+    let salt = parameters::cache_salt(&body)?;
+    let echo = echo(&body, &prompt)?;
+    let requests = wire::requests(&call.caller, &model, vec![Prompt::Chat(prompt)], &parameters, salt);
     let events = generation::start(app, Operation::Chat, requests).await?;
-    let view = View { head, delivery, logprobs: parameters.logprobs.is_some(), choices: parameters.n.unwrap_or(1) };
+    let view = View { head, delivery, logprobs: parameters.logprobs.is_some(), choices: parameters.n.unwrap_or(1), echo };
     if delivery.stream {
         return Ok(sse::response(events, ChatChunks { view, tally: Tally::default() }, app.config.keep_alive));
     }
@@ -60,6 +62,10 @@ fn chat_parameters(body: &Fields<'_>) -> Result<Parameters, ApiError> {
     let mut parameters = parameters::sampling(body)?;
     let older = body.unsigned("max_tokens")?;
     parameters.max_tokens = body.unsigned("max_completion_tokens")?.or(older);
+    if parameters.add_special_tokens == Some(true) {
+        let message = "`add_special_tokens` is not available here: the model's chat template says what stands around messages.";
+        return Err(ApiError::invalid("add_special_tokens", message));
+    }
     let wanted = body.boolean("logprobs")?.unwrap_or(false);
     let top = body.unsigned("top_logprobs")?.unwrap_or(0);
     if top > 0 && !wanted {
@@ -69,12 +75,21 @@ fn chat_parameters(body: &Fields<'_>) -> Result<Parameters, ApiError> {
     Ok(parameters)
 }
 
+/// With `echo`, the text that an answer goes on from: the content of a last message that is the assistant's.
+fn echo(body: &Fields<'_>, prompt: &ChatPrompt) -> Result<String, ApiError> {
+    let echo = body.boolean("echo")?.unwrap_or(false);
+    let last = prompt.messages.last().filter(|message| echo && message["role"] == "assistant");
+    Ok(last.and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned())
+}
+
 /// How this call's answer looks.
 struct View {
     head: Head,
     delivery: Delivery,
     logprobs: bool,
     choices: u32,
+    /// Put before each answer.
+    echo: String,
 }
 
 #[derive(Serialize)]
@@ -107,7 +122,7 @@ impl View {
             finish_reason: choice.reason.as_ref().map(wire::finish_reason),
             stop_reason: choice.reason.as_ref().map_or(Value::Null, wire::stop_reason),
             token_ids: self.delivery.return_token_ids.then_some(choice.token_ids),
-            message: Message { role: "assistant", content: choice.text, refusal: None },
+            message: Message { role: "assistant", content: format!("{}{}", self.echo, choice.text), refusal: None },
         };
         AnswerObject {
             head: &self.head,
@@ -166,7 +181,7 @@ impl Chunks for ChatChunks {
         match event {
             TextEvent::Started { prompt_ids, .. } => {
                 for index in 0..self.view.choices {
-                    let delta = DeltaObject { role: Some("assistant"), content: Some("") };
+                    let delta = DeltaObject { role: Some("assistant"), content: Some(&self.view.echo) };
                     let ids = (self.view.delivery.return_token_ids && index == 0).then_some(prompt_ids.as_slice());
                     self.push(Self::plain(index, delta), ids, out);
                 }

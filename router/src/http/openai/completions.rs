@@ -41,6 +41,10 @@ async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
     parameters::response_format(&body)?;
     let mut parameters = text_parameters(&body, app.config.completion_max_tokens)?;
     let echo = body.boolean("echo")?.unwrap_or(false);
+    if echo && parameters.truncate.is_some() {
+        return Err(ApiError::invalid("echo", "`echo` is not available with `truncate_prompt_tokens`."));
+    }
+    let best_of = best_of(&body, &mut parameters, delivery.stream)?;
     let wants_prompt_logprobs = parameters.prompt_logprobs.is_some();
     // The prompt's own log-probabilities take a step of the model, and a step generates: its token is left out.
     let prompt_only = echo && parameters.max_tokens == Some(0);
@@ -66,16 +70,48 @@ async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
     let head = Head::new("cmpl", "text_completion", &call.caller, &model);
     let count = prompts.len();
     let choices = parameters.n.unwrap_or(1) as usize;
-    let requests = wire::requests(&call.caller, &model, prompts, &parameters);
-    let events = generation::start(app, Operation::Completion, requests).await?;
     let logprobs = parameters.logprobs.is_some();
+    if best_of.is_some() {
+        parameters.logprobs = parameters.logprobs.or(Some(0));
+    }
+    let salt = parameters::cache_salt(&body)?;
+    let requests = wire::requests(&call.caller, &model, prompts, &parameters, salt);
+    let events = generation::start(app, Operation::Completion, requests).await?;
+    let choices = best_of.unwrap_or(choices);
     let offsets = vec![0; count * choices];
     let view = View { head, delivery, logprobs, wants_prompt_logprobs, choices, echoes, prompt_only, offsets };
     if delivery.stream {
         return Ok(sse::response(events, TextChunks { view, tally: Tally::default() }, app.config.keep_alive));
     }
-    let answers = generation::collect(events, count).await?;
+    let mut answers = generation::collect(events, count).await?;
+    if best_of.is_some() {
+        answers.iter_mut().for_each(|answer| keep_likeliest(answer, choices));
+    }
     Ok(reply::json(StatusCode::OK, &view.answer(answers)))
+}
+
+/// `best_of` above `n`: so many are generated, and of them the `n` likeliest are the answer. Some(n) where that is asked.
+fn best_of(body: &Fields<'_>, parameters: &mut Parameters, stream: bool) -> Result<Option<usize>, ApiError> {
+    let n = parameters.n.unwrap_or(1);
+    let Some(best_of) = body.unsigned("best_of")?.filter(|best_of| *best_of != n) else { return Ok(None) };
+    if best_of < n {
+        return Err(ApiError::invalid("best_of", format!("`best_of` ({best_of}) can't be below `n` ({n}).")));
+    }
+    if stream {
+        return Err(ApiError::invalid("best_of", "`best_of` above `n` is not available with `stream`: true."));
+    }
+    parameters.n = Some(best_of);
+    Ok(Some(n as usize))
+}
+
+/// By the mean log-probability of their tokens; equal ones in order.
+fn keep_likeliest(answer: &mut Completed, n: usize) {
+    let mean = |choice: &CompletedChoice| {
+        let sum: f32 = choice.logprobs.iter().filter_map(|token| token.logprob).sum();
+        sum / choice.logprobs.len().max(1) as f32
+    };
+    answer.choices.sort_by(|one, other| mean(other).total_cmp(&mean(one)));
+    answer.choices.truncate(n);
 }
 
 fn text_parameters(body: &Fields<'_>, default_max_tokens: u32) -> Result<Parameters, ApiError> {
@@ -83,10 +119,6 @@ fn text_parameters(body: &Fields<'_>, default_max_tokens: u32) -> Result<Paramet
     let older = body.unsigned("max_tokens")?;
     parameters.max_tokens = Some(body.unsigned("max_completion_tokens")?.or(older).unwrap_or(default_max_tokens));
     parameters.logprobs = body.unsigned("logprobs")?;
-    let best_of = body.unsigned("best_of")?;
-    if best_of.is_some_and(|best_of| best_of != parameters.n.unwrap_or(1)) {
-        return Err(ApiError::invalid("best_of", "`best_of` is not supported; ask for `n` choices."));
-    }
     Ok(parameters)
 }
 
@@ -301,6 +333,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_likeliest_choices_are_kept_in_order() {
+        let choice = |text: &str, logprobs: &[f32]| CompletedChoice {
+            text: text.to_owned(),
+            logprobs: logprobs.iter().map(|&value| TokenLogprob { id: 0, bytes: vec![], logprob: Some(value), top: vec![] }).collect(),
+            ..CompletedChoice::default()
+        };
+        let choices = vec![choice("a", &[-1.0, -3.0]), choice("b", &[-0.5]), choice("c", &[-0.5, -0.5, -0.5]), choice("d", &[-4.0])];
+        let mut answer = Completed { choices, ..Completed::default() };
+        keep_likeliest(&mut answer, 3);
+        assert_eq!(answer.choices.iter().map(|choice| choice.text.as_str()).collect::<Vec<_>>(), ["b", "c", "a"]);
+    }
 
     fn read(prompt: Value) -> Result<Vec<Prompt>, String> {
         prompts(&Fields::root(&json!({"prompt": prompt})).unwrap(), 3).map_err(|error| match error {

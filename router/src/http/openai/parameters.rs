@@ -8,29 +8,81 @@ use serde_json::Value;
 use crate::{
     error::ApiError,
     http::fields::{Fields, float, wrong},
-    request::Parameters,
+    request::{Parameters, Truncate},
 };
 
-/// Fields that other servers know and that would change the answer: to ignore them silently would be to lie.
-const REFUSED: [&str; 17] = [
-    "suffix",
-    "prompt_embeds",
-    "use_beam_search",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "grammar",
-    "json_schema",
-    "allowed_token_ids",
-    "bad_words",
-    "truncate_prompt_tokens",
-    "logprob_token_ids",
-    "functions",
-    "function_call",
-    "audio",
+/// Fields that other servers know and that would change the answer: to ignore them silently would be to lie. With each,
+/// the value that means "off", if one does.
+pub const REFUSED: [(&str, Off); 40] = [
+    ("suffix", Off::Empty),
+    ("prompt_embeds", Off::Empty),
+    ("use_beam_search", Off::Nothing),
+    ("length_penalty", Off::Number(1.0)),
+    ("guided_json", Off::Nothing),
+    ("guided_regex", Off::Nothing),
+    ("guided_choice", Off::Nothing),
+    ("guided_grammar", Off::Nothing),
+    ("structured_outputs", Off::Nothing),
+    ("grammar", Off::Empty),
+    ("json_schema", Off::Nothing),
+    ("allowed_token_ids", Off::Nothing),
+    ("bad_words", Off::EmptyList),
+    ("logprob_token_ids", Off::Nothing),
+    ("functions", Off::Nothing),
+    ("function_call", Off::Nothing),
+    ("audio", Off::Nothing),
+    ("repetition_detection", Off::Nothing),
+    ("thinking_token_budget", Off::Nothing),
+    ("reasoning_budget", Off::Number(-1.0)),
+    ("detokenize", Off::True),
+    ("spaces_between_special_tokens", Off::True),
+    ("kv_transfer_params", Off::Nothing),
+    ("typical_p", Off::Number(1.0)),
+    ("top_n_sigma", Off::NotAbove(0.0)),
+    ("xtc_probability", Off::Number(0.0)),
+    ("dry_multiplier", Off::Number(0.0)),
+    ("dynatemp_range", Off::Number(0.0)),
+    ("mirostat", Off::Number(0.0)),
+    ("adaptive_target", Off::NotAbove(0.0)),
+    ("samplers", Off::Nothing),
+    ("repeat_penalty", Off::Number(1.0)),
+    ("n_predict", Off::Nothing),
+    ("n_probs", Off::Number(0.0)),
+    ("logits_processors", Off::EmptyList),
+    ("mm_processor_kwargs", Off::Nothing),
+    ("modalities", Off::Text),
+    ("prediction", Off::Nothing),
+    ("web_search_options", Off::Nothing),
+    ("return_token_offsets", Off::Nothing),
 ];
+
+/// Values of a field that ask for nothing; `null` and `false` always do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Off {
+    Nothing,
+    True,
+    Number(f64),
+    NotAbove(f64),
+    Empty,
+    EmptyList,
+    /// The list of just "text".
+    Text,
+}
+
+impl Off {
+    fn is(self, value: &Value) -> bool {
+        let asks_nothing = match self {
+            Self::Nothing => false,
+            Self::True => value.as_bool() == Some(true),
+            Self::Number(off) => value.as_f64() == Some(off),
+            Self::NotAbove(off) => value.as_f64().is_some_and(|value| value <= off),
+            Self::Empty => value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty),
+            Self::EmptyList => value.as_array().is_some_and(Vec::is_empty),
+            Self::Text => value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text")),
+        };
+        asks_nothing || (self != Self::True && value.as_bool() == Some(false))
+    }
+}
 
 /// What both endpoints take alike; `max_tokens`, `n` and `logprobs` differ and are left to them.
 pub fn sampling(body: &Fields<'_>) -> Result<Parameters, ApiError> {
@@ -44,7 +96,8 @@ pub fn sampling(body: &Fields<'_>) -> Result<Parameters, ApiError> {
         frequency_penalty: body.float("frequency_penalty")?,
         repetition_penalty: body.float("repetition_penalty")?,
         logit_bias: logit_bias(body)?,
-        seed: body.integer("seed")?,
+        // Elsewhere the default that means "any".
+        seed: body.integer("seed")?.filter(|&seed| seed != -1),
         n: body.unsigned("n")?,
         min_tokens: body.unsigned("min_tokens")?,
         stop: stop(body)?,
@@ -54,6 +107,9 @@ pub fn sampling(body: &Fields<'_>) -> Result<Parameters, ApiError> {
         skip_special_tokens: body.boolean("skip_special_tokens")?,
         prompt_logprobs: body.unsigned("prompt_logprobs")?,
         priority: priority(body)?,
+        truncate: truncate(body)?,
+        add_special_tokens: body.boolean("add_special_tokens")?,
+        stream_interval: stream_interval(body)?,
         ..Parameters::default()
     })
 }
@@ -105,15 +161,47 @@ pub fn response_format(body: &Fields<'_>) -> Result<(), ApiError> {
 }
 
 fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ApiError> {
-    for name in REFUSED {
+    for (name, off) in REFUSED {
         let Some(value) = body.get(name) else { continue };
         // Clients that send every field send these as "off".
-        let off = matches!(value, Value::Bool(false)) || (name == "suffix" && value.as_str() == Some(""));
-        if !off {
+        if !off.is(value) {
             return Err(ApiError::invalid(name, format!("`{name}` is not supported.")));
         }
     }
     Ok(())
+}
+
+fn truncate(body: &Fields<'_>) -> Result<Option<Truncate>, ApiError> {
+    let keep_end = match body.string("truncation_side")? {
+        None | Some("left") => true,
+        Some("right") => false,
+        Some(other) => {
+            return Err(ApiError::invalid("truncation_side", format!("`truncation_side` must be `left` or `right`, not `{other}`.")));
+        }
+    };
+    let Some(keep) = body.integer("truncate_prompt_tokens")? else { return Ok(None) };
+    let keep = match keep {
+        -1 => None,
+        keep => Some(u32::try_from(keep).map_err(|_| {
+            ApiError::invalid("truncate_prompt_tokens", format!("`truncate_prompt_tokens` must be -1 or at least 1, not {keep}."))
+        })?),
+    };
+    Ok(Some(Truncate { keep, keep_end }))
+}
+
+fn stream_interval(body: &Fields<'_>) -> Result<u32, ApiError> {
+    match body.unsigned("stream_interval")? {
+        Some(0) => Err(ApiError::invalid("stream_interval", "`stream_interval` must be at least 1.")),
+        interval => Ok(interval.unwrap_or(1)),
+    }
+}
+
+/// `cache_salt`: prompts share cached prefixes only with others of the same salt (and key).
+pub fn cache_salt<'a>(body: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
+    match body.string("cache_salt")? {
+        Some("") => Err(ApiError::invalid("cache_salt", "`cache_salt` can't be empty; leave it out to share the cache.")),
+        salt => Ok(salt),
+    }
 }
 
 fn priority(body: &Fields<'_>) -> Result<i32, ApiError> {
@@ -194,6 +282,9 @@ mod tests {
             (json!({"response_format": {"type": "json_object"}}), "response_format"),
             (json!({"response_format": {"type": "xml"}}), "response_format.type"),
             (json!({"priority": 1_i64 << 40}), "priority"),
+            (json!({"truncate_prompt_tokens": -2}), "truncate_prompt_tokens"),
+            (json!({"truncate_prompt_tokens": 2, "truncation_side": "middle"}), "truncation_side"),
+            (json!({"stream_interval": 0}), "stream_interval"),
         ] {
             assert_eq!(refused(body.clone()).0, param, "{body}");
         }
@@ -206,11 +297,28 @@ mod tests {
     }
 
     #[test]
+    fn off_is_no_refusal() {
+        let body = json!({"suffix": "", "bad_words": [], "mirostat": 0, "xtc_probability": 0.0, "typical_p": 1, "top_n_sigma": -1,
+            "use_beam_search": false, "detokenize": true, "modalities": ["text"], "samplers": null, "spaces_between_special_tokens": true});
+        sampling(&Fields::root(&body).unwrap()).unwrap();
+        for (name, value) in [
+            ("mirostat", json!(2)),
+            ("bad_words", json!(["x"])),
+            ("detokenize", json!(false)),
+            ("modalities", json!(["text", "audio"])),
+            ("use_beam_search", json!(true)),
+            ("top_n_sigma", json!(1.5)),
+        ] {
+            assert_eq!(refused(json!({name: value})).0, name);
+        }
+    }
+
+    #[test]
     fn nulls_take_the_defaults() {
         let body = json!({"temperature": null, "stop": null, "logit_bias": null, "stream": null, "stream_options": null, "suffix": null,
             "use_beam_search": false, "made_up": {"x": 1}});
         let root = Fields::root(&body).unwrap();
-        assert_eq!(sampling(&root).unwrap(), Parameters::default());
+        assert_eq!(sampling(&root).unwrap(), Parameters { stream_interval: 1, ..Parameters::default() });
         assert!(!delivery(&root).unwrap().stream);
     }
 

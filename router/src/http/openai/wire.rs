@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     core::ModelView,
     error::ApiError,
-    http::{App, edge::Caller},
+    http::{App, auth, edge::Caller},
     request::{FinishReason, Parameters, Prompt, TextRequest, Usage},
 };
 
@@ -57,15 +57,25 @@ pub fn model(app: &App, name: Option<&str>) -> Result<ModelView, ApiError> {
     first.ok_or_else(|| ApiError::Unavailable("No model is served yet.".to_owned()))
 }
 
-/// One request to the core for each prompt.
-pub fn requests(caller: &Caller, model: &ModelView, prompts: Vec<Prompt>, parameters: &Parameters) -> Vec<TextRequest> {
+/// One request to the core for each prompt. `salt` comes from the client, and is mixed with the caller's own.
+pub fn requests(
+    caller: &Caller,
+    model: &ModelView,
+    prompts: Vec<Prompt>,
+    parameters: &Parameters,
+    salt: Option<&str>,
+) -> Vec<TextRequest> {
+    let cache_salt = match salt {
+        Some(salt) => auth::mixed_salt(&caller.cache_salt, salt),
+        None => caller.cache_salt.clone(),
+    };
     let several = prompts.len() > 1;
     let request = |(index, prompt): (usize, Prompt)| TextRequest {
         request_id: if several { format!("{}-{index}", caller.request_id) } else { caller.request_id.clone() },
         model: model.name.clone(),
         prompt,
         parameters: parameters.clone(),
-        cache_salt: caller.cache_salt.clone(),
+        cache_salt: cache_salt.clone(),
         deadline_ms: caller.deadline_ms,
     };
     prompts.into_iter().enumerate().map(request).collect()
