@@ -58,13 +58,7 @@ pub fn model(app: &App, name: Option<&str>) -> Result<ModelView, ApiError> {
 }
 
 /// One request to the core for each prompt. `salt` comes from the client, and is mixed with the caller's own.
-pub fn requests(
-    caller: &Caller,
-    model: &ModelView,
-    prompts: Vec<Prompt>,
-    parameters: &Parameters,
-    salt: Option<&str>,
-) -> Vec<TextRequest> {
+pub fn requests(caller: &Caller, model: &ModelView, prompts: Vec<Prompt>, parameters: &Parameters, salt: Option<&str>) -> Vec<TextRequest> {
     let cache_salt = match salt {
         Some(salt) => auth::mixed_salt(&caller.cache_salt, salt),
         None => caller.cache_salt.clone(),

@@ -237,7 +237,8 @@ async fn case_32_a_chat_begins_with_its_role() {
 #[tokio::test]
 async fn case_33_a_stream_interval_makes_fewer_chunks() {
     let site = Site::start().await;
-    let told = |chunks: &[Value]| chunks.iter().filter(|chunk| !chunk["choices"][0]["text"].as_str().unwrap_or_default().is_empty()).count();
+    let told =
+        |chunks: &[Value]| chunks.iter().filter(|chunk| !chunk["choices"][0]["text"].as_str().unwrap_or_default().is_empty()).count();
     let long = "Many words, said at length, one after another, to the very end of it all.";
     site.behave(Behaviour::Slowly(ids(long)));
     let wide = site.stream(TEXT, streamed(text(json!({"stream_interval": 10, "return_token_ids": true})))).await;
