@@ -1,6 +1,6 @@
 //! Seeded random walks of the scheduler over small pools, checked against naive models: blocks are conserved, reference
-//! counts are owners, budgets hold, every key and value that a row reads is its own, order and bypass are as promised,
-//! whoever leaves leaves nothing behind, and nobody starves.
+//! counts are owners, budgets hold, every key and value that a row reads in any cache group is its own, order and bypass are
+//! as promised, whoever leaves leaves nothing behind, and nobody starves.
 //!
 //! QUIRE_WALK_OPS sets the number of operations.
 
@@ -14,7 +14,7 @@ use std::{
 };
 
 use quire_engine::{
-    cache::BlockId,
+    cache::{BlockId, Footprint, GroupKind},
     scheduler::{NewSequence, Outcome, Plan, Policy, Scheduler, SchedulerConfig, SequenceId},
     simulate::Random,
 };
@@ -28,6 +28,8 @@ const FULL_CHECK: usize = 64;
 /// What a walk knows of a sequence without asking the scheduler.
 struct Known {
     tokens: Vec<u32>,
+    /// What stands for the past of each token and itself.
+    states: Vec<u64>,
     prompt_len: usize,
     end: usize,
     /// Its place in the order, by definition; the number of its arrival is doubled, so that there is a place before it.
@@ -37,6 +39,29 @@ struct Known {
     fork_of: Option<SequenceId>,
     step_ahead: bool,
     admitted: bool,
+}
+
+impl Known {
+    fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.states.push(mix(self.states.last().copied().unwrap_or(1), u64::from(token)));
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.states.truncate(len);
+    }
+
+    /// Keys and values of a position in a group: they depend on all tokens before it, and on the layers.
+    fn content(&self, group: usize, position: usize) -> u64 {
+        mix(self.states[position], group as u64 + 1) | 1
+    }
+}
+
+fn mix(state: u64, value: u64) -> u64 {
+    let mut z = (state ^ value).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ (z >> 27)
 }
 
 /// A step whose outcome is not known to the scheduler yet.
@@ -59,6 +84,7 @@ struct Tally {
     reruns: u64,
     placeholders: usize,
     copies: usize,
+    left_windows: usize,
     fenced: usize,
     preempted: u64,
     hit_tokens: u64,
@@ -76,8 +102,8 @@ struct Walk {
     known: BTreeMap<SequenceId, Known>,
     waiting_before: Vec<SequenceId>,
     decoding: Vec<SequenceId>,
-    /// Slot → the token whose keys and values are there: the naive KV memory.
-    memory: Vec<u32>,
+    /// Slot → the keys and values that are there: the naive KV memory.
+    memory: Vec<u64>,
     arrivals: u64,
     now: Duration,
     tally: Tally,
@@ -95,16 +121,31 @@ fn policy(random: &mut Random) -> Policy {
     }
 }
 
+/// Cache groups, some of them windows, if a sequence of some length fits into the blocks with them.
+fn groups(random: &mut Random, blocks: usize, step_rows: usize) -> Vec<GroupKind> {
+    let one = |random: &mut Random| match random.below(4) {
+        0 => GroupKind::Full,
+        1 | 2 => GroupKind::Window { tokens: 1 + random.below(30) },
+        _ => GroupKind::Chunk { tokens: 1 + random.below(30) },
+    };
+    let groups = (0..1 + random.below(4)).map(|_| one(random)).collect();
+    let footprint = Footprint { groups, block_size: B, step_rows };
+    if footprint.longest(blocks) >= 6 * B { footprint.groups } else { vec![GroupKind::Full] }
+}
+
 impl Walk {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let blocks = 8 + random.below(57);
         let max_rows = 4 + random.below(40);
+        let max_prefill_chunk = 1 + random.below(max_rows);
+        let groups = if seed % 3 == 0 { vec![GroupKind::Full] } else { groups(&mut random, blocks, max_prefill_chunk) };
         let config = SchedulerConfig {
             max_sequences: 1 + random.below(9),
             max_rows,
             max_logit_rows: 4 + random.below(12),
-            max_prefill_chunk: 1 + random.below(max_rows),
+            max_prefill_chunk,
+            groups,
             watermark_blocks: random.below(3),
             prefix_cache: random.below(5) > 0,
             policy: policy(&mut random),
@@ -113,7 +154,7 @@ impl Walk {
         };
         Self {
             scheduler: Scheduler::new(config.clone()),
-            memory: vec![u32::MAX; blocks * B],
+            memory: vec![0; blocks * B],
             config,
             ahead: seed % 2 == 1,
             flight: None,
@@ -141,7 +182,7 @@ impl Walk {
     }
 
     fn arrive(&mut self) {
-        let capacity = self.memory.len();
+        let capacity = self.memory.len().min(self.scheduler.cache().footprint().longest(self.config.blocks));
         // Few families of prompts, so that prefixes are shared, with tails of their own.
         let family = self.random.below(4) as u32;
         let longest = if self.random.below(4) == 0 { capacity * 3 / 4 } else { capacity / 6 };
@@ -179,12 +220,14 @@ impl Walk {
         let ageing = self.config.policy.ageing.as_micros() as i128;
         let (priority, arrived) = (i128::from(new.priority), self.now.as_micros() as i128);
         let score = if ageing == 0 { priority } else { priority * ageing + arrived };
-        let fits = (len + output - 1).div_ceil(B) <= self.memory.len() / B;
+        let fits = self.scheduler.cache().footprint().peak(len + output - 1) <= self.config.blocks;
+        assert!(self.config.groups != [GroupKind::Full] || fits == ((len + output - 1).div_ceil(B) <= self.config.blocks));
         match self.scheduler.add(new) {
             Ok(id) => {
                 assert!(fits, "what can never fit was queued");
-                let known = Known {
-                    tokens,
+                let mut known = Known {
+                    tokens: Vec::new(),
+                    states: Vec::new(),
                     prompt_len: len,
                     end: len + output,
                     score,
@@ -194,6 +237,7 @@ impl Walk {
                     step_ahead,
                     admitted: false,
                 };
+                tokens.iter().for_each(|token| known.push(*token));
                 assert!(self.known.insert(id, known).is_none(), "a name was used twice");
                 self.tally.arrived += 1;
                 Some(id)
@@ -272,7 +316,7 @@ impl Walk {
             if let Some(sequence) = self.scheduler.sequence(entry.sequence) {
                 assert!(!sequence.running() && sequence.computed() == 0);
                 // What they drew was never said.
-                self.known.get_mut(&entry.sequence).unwrap().tokens.truncate(sequence.tokens().len());
+                self.known.get_mut(&entry.sequence).unwrap().truncate(sequence.tokens().len());
             }
         }
         self.scramble();
@@ -371,25 +415,38 @@ impl Walk {
             self.tally.placeholders += usize::from(entry.placeholder.is_some());
             for position in entry.start..end {
                 assert!(sequence.tokens().get(position).is_none_or(|token| *token == known.tokens[position]));
-                self.memory[sequence.table(0)[position / B].0 as usize * B + position % B] = known.tokens[position];
+                for group in 0..self.config.groups.len() {
+                    self.memory[sequence.table(group)[position / B].0 as usize * B + position % B] = known.content(group, position);
+                }
             }
         }
         for entry in &plan.entries {
-            let position = self.random.below(entry.start + entry.len);
-            self.check_slot(entry.sequence, position);
+            for group in 0..self.config.groups.len() {
+                let from = self.config.groups[group].first_visible(entry.start);
+                let position = from + self.random.below(entry.start + entry.len - from);
+                self.check_slot(entry.sequence, group, position);
+                // The first and the last that the rows see.
+                self.check_slot(entry.sequence, group, from);
+                self.check_slot(entry.sequence, group, entry.start + entry.len - 1);
+                let table = self.scheduler.sequence(entry.sequence).unwrap().table(group);
+                self.tally.left_windows += usize::from(table[0] == BlockId::DEAD);
+            }
         }
     }
 
-    fn check_slot(&self, id: SequenceId, position: usize) {
-        let slot = self.scheduler.sequence(id).unwrap().table(0)[position / B].0 as usize * B + position % B;
+    fn check_slot(&self, id: SequenceId, group: usize, position: usize) {
         let sequence = self.scheduler.sequence(id).unwrap();
+        let block = sequence.table(group)[position / B];
+        assert!(block != BlockId::DEAD && self.scheduler.cache().pool().refs(block) > 0, "a row reads what is not its own");
+        let slot = block.0 as usize * B + position % B;
         assert_eq!(
             self.memory[slot],
-            self.known[&id].tokens[position],
-            "position {position} of {id:?} (step ahead: {}; computed {}, slot {slot}, table {:?}, parent {:?}, {} tokens, {} prompt)",
+            self.known[&id].content(group, position),
+            "position {position} of {id:?} in group {group} of {:?} (step ahead: {}; computed {}, slot {slot}, table {:?}, parent {:?}, {} tokens, {} prompt)",
+            self.config.groups,
             self.ahead,
             sequence.computed(),
-            sequence.table(0),
+            sequence.table(group),
             self.known[&id].fork_of,
             sequence.tokens().len(),
             sequence.prompt_len()
@@ -402,7 +459,7 @@ impl Walk {
         let index = self.scheduler.cache().index();
         for block in 0..pool.total() as u32 {
             if pool.refs(BlockId(block)) == 0 && index.name_of(BlockId(block)).is_none() {
-                self.memory[block as usize * B..][..B].fill(u32::MAX);
+                self.memory[block as usize * B..][..B].fill(0);
             }
         }
     }
@@ -418,7 +475,7 @@ impl Walk {
             }
             assert_eq!(entry.start + entry.len, known.tokens.len());
             let token = 90_000 + self.random.below(3) as u32;
-            known.tokens.push(token);
+            known.push(token);
             let failed = self.random.below(200) == 0;
             outcomes.push(match () {
                 () if failed => Outcome::Failed,
@@ -455,13 +512,20 @@ impl Walk {
         self.tally.full_checks += 1;
         let pool = self.scheduler.cache().pool();
         let mut owners = vec![0; pool.total()];
+        let count = |table: &[BlockId], owners: &mut [u32]| {
+            table.iter().filter(|block| **block != BlockId::DEAD).for_each(|block| owners[block.0 as usize] += 1);
+        };
         for id in self.scheduler.running_ids() {
             let sequence = self.scheduler.sequence(id).unwrap();
-            assert!(sequence.table(0).len() >= sequence.computed().div_ceil(B));
-            sequence.table(0).iter().for_each(|block| owners[block.0 as usize] += 1);
-            (0..sequence.computed()).for_each(|position| self.check_slot(id, position));
+            for (group, kind) in self.config.groups.iter().enumerate() {
+                assert!(sequence.table(group).len() >= sequence.computed().div_ceil(B));
+                count(sequence.table(group), &mut owners);
+                (kind.first_visible(sequence.computed())..sequence.computed()).for_each(|position| self.check_slot(id, group, position));
+            }
         }
-        self.scheduler.fenced().flat_map(|kv| kv.table(0)).for_each(|block| owners[block.0 as usize] += 1);
+        for kv in self.scheduler.fenced() {
+            (0..self.config.groups.len()).for_each(|group| count(kv.table(group), &mut owners));
+        }
         for (block, owners) in owners.iter().enumerate() {
             assert_eq!(pool.refs(BlockId(block as u32)), *owners);
         }
@@ -494,6 +558,7 @@ fn add(sum: &mut Tally, walk: &Walk) {
     sum.guilty += tally.guilty;
     sum.placeholders += tally.placeholders;
     sum.copies += tally.copies;
+    sum.left_windows += tally.left_windows;
     sum.fenced += tally.fenced;
     sum.reruns += counters.reruns;
     sum.preempted += counters.preemptions;
@@ -542,6 +607,7 @@ fn seeded_walks_keep_every_promise() {
         reruns,
         placeholders,
         copies,
+        left_windows,
         fenced,
         preempted,
         hit_tokens,
@@ -550,7 +616,7 @@ fn seeded_walks_keep_every_promise() {
     } = sum;
     println!(
         "{operations} operations in {:.1?}: {arrived} arrived, {refused} refused, {steps} steps ({failed_steps} failed, {reruns} reruns, {guilty} guilty; \
-         {placeholders} placeholders, {fenced} fences), {copies} blocks copied, {finished} finished, \
+         {placeholders} placeholders, {fenced} fences), {copies} blocks copied, {left_windows} tables with blocks that left a window, {finished} finished, \
          {cancelled} cancelled, {expired} expired, {preempted} preemptions, {evicted} blocks evicted, {bypasses} passed, \
          {hit_tokens} tokens hit, {full_checks} full checks",
         began.elapsed()
@@ -565,6 +631,7 @@ fn seeded_walks_keep_every_promise() {
         ("reruns", reruns as usize),
         ("placeholders", placeholders),
         ("copies", copies * 2),
+        ("left a window", left_windows),
         ("fenced", fenced),
         ("preempted", preempted as usize),
         ("bypasses", bypasses as usize),
