@@ -228,14 +228,14 @@ fn describe(writer: &Writer) -> Result<Description, String> {
 #[test]
 fn a_description_has_the_defaults_of_its_family() {
     let d = describe(&model()).unwrap();
-    assert_eq!((d.layers, d.hidden, d.heads, d.kv_heads, d.head_dim, d.feed_forward), (1, 32, 4, 4, 8, 32));
+    let (attention, dense) = (d.layers[0].attention, d.layers[0].feed_forward.dense.unwrap());
+    assert_eq!((d.layers.len(), d.hidden, attention.heads, attention.kv_heads, attention.head_dim, dense.width), (1, 32, 4, 4, 8, 32));
     assert_eq!((d.vocabulary, d.trained_context, d.tied_output), (40, 64, true));
-    assert_eq!((d.rope.dim, d.rope.base, d.rope.scaling), (8, 10_000.0, 1.0));
-    assert_eq!(d.rope.frequencies()[0], 1.0);
-    assert!((d.rope.frequencies()[2] - 0.01).abs() < 1e-8);
+    assert_eq!((d.ropes[0].dim(), d.ropes[0].frequencies[0]), (8, 1.0));
+    assert!((d.ropes[0].frequencies[2] - 0.01).abs() < 1e-8);
     // Per-layer values that agree; padding rows that are no tokens; stretched positions.
     let writer = model()
-        .key("llama.attention.head_count_kv", Value::ints(&[2, 2]))
+        .key("llama.attention.head_count_kv", Value::ints(&[2]))
         .key("llama.rope.scaling.type", Value::string("linear"))
         .key("llama.rope.scaling.factor", Value::f32(4.0))
         .key("tokenizer.ggml.tokens", Value::strings(&["a", "b", "c"]))
@@ -245,8 +245,8 @@ fn a_description_has_the_defaults_of_its_family() {
     let mut writer = writer;
     writer.tensors[2].data = [1f32, 1.0, 2.0, 8.0].iter().flat_map(|factor| factor.to_le_bytes()).collect();
     let d = describe(&writer).unwrap();
-    assert_eq!((d.kv_heads, d.vocabulary, d.tied_output), (2, 3, false));
-    let f = d.rope.frequencies();
+    assert_eq!((d.layers[0].attention.kv_heads, d.vocabulary, d.tied_output), (2, 3, false));
+    let f = &d.ropes[0].frequencies;
     assert!((f[0] - 0.25).abs() < 1e-7 && (f[2] - 0.01 / 8.0).abs() < 1e-8 && (f[3] - 0.001 / 32.0).abs() < 1e-9, "{f:?}");
 }
 
@@ -254,21 +254,22 @@ fn a_description_has_the_defaults_of_its_family() {
 fn contradictions_are_told() {
     let with = |key: &str, value| describe(&model().key(key, value)).unwrap_err();
     let cases = [
-        (with("llama.attention.head_count_kv", Value::u32(3)), "4 query heads can't share 3"),
-        (with("llama.attention.head_count_kv", Value::ints(&[2, 4])), "differs from layer to layer"),
+        (with("llama.attention.head_count_kv", Value::u32(3)), "is 3: 4 query heads can't share so many"),
+        (with("llama.attention.head_count_kv", Value::ints(&[2, 4])), "has 2 values for 1 layers"),
         (with("llama.attention.key_length", Value::u32(0)), "`llama.attention.key_length`: is 0"),
-        (with("llama.attention.value_length", Value::u32(4)), "values are longer or shorter"),
+        (with("llama.attention.value_length", Value::u32(0)), "`llama.attention.value_length`: is 0"),
         (with("llama.rope.dimension_count", Value::u32(10)), "is 10 for heads of 8"),
         (with("llama.rope.freq_base", Value::f32(f32::NAN)), "NaN"),
-        (with("llama.rope.scaling.type", Value::string("yarn")), "`yarn`, which is not supported yet"),
-        (with("llama.expert_count", Value::u32(8)), "mixture-of-experts"),
+        (with("llama.rope.scaling.type", Value::string("yarn")), "`llama.rope.scaling.factor`: is missing"),
+        (with("llama.rope.scaling.type", Value::string("other")), "`other`, which is not supported"),
+        (with("llama.expert_count", Value::u32(8)), "`llama.expert_used_count`: is missing"),
     ];
     for (message, part) in cases {
         assert!(message.contains(part), "{message}");
     }
     let mut writer = model();
-    writer.keys[0].1 = Value::string("gemma3");
-    assert_eq!(describe(&writer).unwrap_err(), "architecture `gemma3` is not supported; supported: llama");
+    writer.keys[0].1 = Value::string("mamba");
+    assert!(describe(&writer).unwrap_err().starts_with("architecture `mamba` is not supported; supported: llama, qwen2"));
     for missing in 1..model().keys.len() {
         let mut writer = model();
         let (name, _) = writer.keys.remove(missing);

@@ -274,7 +274,7 @@ fn a_wrong_model_is_a_clear_error() {
     let error = with(b"blk.1.attn_k.weight", b"blk.1.attn_x.weight");
     assert!(error.contains("broken.gguf: tensor `blk.1.attn_k.weight`: is missing"), "{error}");
     let error = with(b"llama.embedding_length\x04\0\0\0\x40", b"llama.embedding_length\x04\0\0\0\x60");
-    assert!(error.contains("broken.gguf: tensor `") && error.contains("the metadata asks for"), "{error}");
+    assert!(error.contains("broken.gguf: tensor `") && error.contains("the configuration asks for"), "{error}");
     let error = with(b"blk.1.attn_norm.weight", b"blk.1.attn_norm.weighs");
     assert!(error.contains("is missing"), "{error}");
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();

@@ -36,7 +36,9 @@ pub enum ContentError {
 }
 
 impl ContentError {
-    pub(super) fn at(self, path: &Path) -> ModelError {
+    /// With the path of what it is about.
+    #[must_use]
+    pub fn at(self, path: &Path) -> ModelError {
         let path = path.to_owned();
         match self {
             Self::Gguf(source) => ModelError::File { path, source },

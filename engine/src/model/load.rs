@@ -15,9 +15,10 @@ use quire_kernels::{
 };
 
 use super::{
-    Decoder, Description, LoadedModel, ModelCard, ModelError, SamplingDefaults,
+    Decoder, LoadedModel, ModelCard, ModelError,
+    checkpoint::{Checkpoint, Tensors},
     fingerprint::weights_hash,
-    gguf::{Gguf, GgufError, GgufFile},
+    opened::Opened,
     tokenizer::Tokenizer,
 };
 use crate::{
@@ -33,7 +34,7 @@ pub struct Prepared<B: Backend> {
     pub tokenizer: Tokenizer,
 }
 
-/// Opens a GGUF file, packs its weights, allocates everything and runs one step.
+/// Opens a checkpoint (a GGUF file, or a Hugging Face folder), packs its weights, allocates everything and runs one step.
 ///
 /// `names` are what the model answers to, the first one canonical; none: the file's own name.
 ///
@@ -63,26 +64,41 @@ impl<B: Backend> Prepared<B> {
 }
 
 /// [`load`] on a backend of one's own.
+///
+/// # Errors
+/// As [`load`].
 pub fn executor_on<B: Backend>(backend: B, path: &Path, names: Vec<String>, config: &EngineConfig) -> Result<Prepared<B>, ModelError> {
-    let file = GgufFile::open(path).map_err(|source| ModelError::File { path: path.to_owned(), source })?;
-    let gguf = file.parse().map_err(|source| ModelError::File { path: path.to_owned(), source })?;
-    let description = Description::from_gguf(&gguf).map_err(|error| error.at(path))?;
-    let stored = usize::try_from(gguf.tensor_bytes()).unwrap_or(usize::MAX);
-    let mut memory = plan_memory(config, &description, stored, available_memory()).map_err(ModelError::Memory)?;
-
+    let checkpoint = Checkpoint::open(path)?;
+    let opened = Opened::new(&checkpoint).map_err(|error| error.at(path))?;
     let began = Instant::now();
-    let (weights_hash, tokenizer) = rayon::join(|| weights_hash(&gguf, &description.architecture), || Tokenizer::from_gguf(&gguf.metadata));
+    // A tokenizer that can't be used is told before the weights are packed.
+    let (weights_hash, tokenizer) = rayon::join(|| weights_hash(&opened.settings, &opened.tensors), || opened.tokenizer());
     let tokenizer = tokenizer.map_err(|error| error.at(path))?;
-    let read = began.elapsed();
-    let decoder = Decoder::load(&backend, description, &gguf).map_err(|error| error.at(path))?;
-    memory.weights_bytes = decoder.weights_bytes(&backend);
-    let packed = began.elapsed();
-    let card = card(&gguf, path, names, config, &decoder, &memory, &tokenizer, backend.info(), weights_hash)
-        .map_err(|error| ModelError::File { path: path.to_owned(), source: error })?;
-    let mut executor = ModelExecutor::new(backend, decoder, &memory).map_err(device("cannot allocate the model's buffers"))?;
-    warm_up(&mut executor)?;
-    tracing::debug!(?read, packed = ?(packed - read), ready = ?(began.elapsed() - packed), "model loaded");
+    let (read, info) = (began.elapsed(), backend.info());
+    let (executor, memory) = executor_of(backend, &opened, path, config)?;
+    let card = card(&opened, path, names, config, &memory, &tokenizer, info, weights_hash);
+    tracing::debug!(?read, ready = ?(began.elapsed() - read), "model loaded");
     Ok(Prepared { card, executor, memory, tokenizer })
+}
+
+/// The arithmetic of an opened checkpoint alone, warmed up by one step; `path` is for errors.
+///
+/// # Errors
+/// As [`load`].
+pub fn executor_of<B: Backend>(
+    backend: B,
+    opened: &Opened<'_>,
+    path: &Path,
+    config: &EngineConfig,
+) -> Result<(ModelExecutor<B>, MemoryPlan), ModelError> {
+    let stored = usize::try_from(opened.tensors.bytes()).unwrap_or(usize::MAX);
+    let mut memory = plan_memory(config, &opened.description, stored, available_memory()).map_err(ModelError::Memory)?;
+    let (description, context) = (opened.description.clone(), memory.max_context);
+    let decoder = Decoder::load(&backend, description, &opened.map, &opened.tensors, context).map_err(|error| error.at(path))?;
+    memory.weights_bytes = decoder.weights_bytes();
+    let mut executor = ModelExecutor::new(backend, decoder, &memory).map_err(device("cannot allocate the model's buffers"))?;
+    warm_up(&mut executor, memory.footprint.groups.len())?;
+    Ok((executor, memory))
 }
 
 fn device(what: &'static str) -> impl Fn(KernelError) -> ModelError {
@@ -91,14 +107,14 @@ fn device(what: &'static str) -> impl Fn(KernelError) -> ModelError {
 
 /// One step of one token, so that the first request finds pages mapped and threads awake; and whether the model computes
 /// at all. It writes to the first slot, which nobody has been given yet.
-fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>) -> Result<(), ModelError> {
+fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>, groups: usize) -> Result<(), ModelError> {
     let plan = StepPlan {
         inputs: vec![0],
         positions: vec![0],
         adapters: vec![NO_ADAPTER],
         row_starts: vec![0, 1],
         context_lens: vec![1],
-        groups: vec![GroupPlan { slots: vec![0], block_tables: vec![0], stride: 1 }],
+        groups: vec![GroupPlan { slots: vec![0], block_tables: vec![0], stride: 1 }; groups],
         logit_rows: vec![0],
         sampling: SamplingPlan {
             targets: vec![NO_TOKEN],
@@ -130,61 +146,52 @@ fn warm_up<B: Backend>(executor: &mut ModelExecutor<B>) -> Result<(), ModelError
 }
 
 #[allow(clippy::too_many_arguments)]
-fn card<B: Backend>(
-    gguf: &Gguf<'_>,
+fn card(
+    opened: &Opened<'_>,
     path: &Path,
     mut names: Vec<String>,
     config: &EngineConfig,
-    decoder: &Decoder<B>,
     memory: &MemoryPlan,
     tokenizer: &Tokenizer,
     info: quire_kernels::backend::BackendInfo,
     weights_hash: String,
-) -> Result<ModelCard, GgufError> {
-    let description = decoder.description();
+) -> ModelCard {
+    let description = &opened.description;
     if names.is_empty() {
-        names.push(path.file_stem().map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()));
+        let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+        names.push(name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned()));
     }
     let modified = path.metadata().and_then(|metadata| metadata.modified()).ok();
-    Ok(ModelCard {
+    let weights = opened.tensors.iter().filter(|facts| !facts.name.contains("rope_freqs") && !facts.name.contains("rope_factors"));
+    let in_vocabulary = |id: &u32| (*id as usize) < description.vocabulary;
+    ModelCard {
         names,
         architecture: description.architecture.clone(),
-        parameters: gguf.tensors().iter().filter(|tensor| !tensor.name.contains("rope_freqs")).map(|tensor| tensor.elements() as u64).sum(),
-        weights: weight_types(gguf),
+        parameters: weights.map(|facts| facts.shape.iter().map(|size| *size as u64).product::<u64>()).sum(),
+        weights: weight_types(&opened.tensors),
         weights_hash,
         created: modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs()),
         trained_context: description.trained_context,
         max_context: memory.max_context,
         vocab_size: description.vocabulary,
-        bos_id: tokenizer.bos_id,
+        bos_id: tokenizer.bos_id.filter(in_vocabulary),
         add_bos: tokenizer.add_bos,
-        eos_ids: tokenizer.eos_ids.clone(),
-        sampling: sampling_defaults(gguf)?,
+        eos_ids: tokenizer.eos_ids.iter().copied().filter(in_vocabulary).collect(),
+        sampling: opened.sampling,
         backend: info.name.to_owned(),
         instruction_set: info.instruction_set,
         kv_type: config.kv_type.name().to_owned(),
         threads: info.threads,
-    })
+    }
 }
 
 /// Types of the matrices, most bytes first.
-fn weight_types(gguf: &Gguf<'_>) -> String {
-    let mut bytes: HashMap<&str, usize> = HashMap::new();
-    for tensor in gguf.tensors().iter().filter(|tensor| tensor.rows() > 1) {
-        *bytes.entry(tensor.tensor_type.name).or_default() += tensor.data.len();
+fn weight_types(tensors: &Tensors<'_>) -> String {
+    let mut bytes: HashMap<&str, u64> = HashMap::new();
+    for facts in tensors.iter().filter(|facts| facts.shape.len() > 1) {
+        *bytes.entry(&facts.type_name).or_default() += facts.bytes;
     }
     let mut types: Vec<_> = bytes.into_iter().collect();
     types.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
     types.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
-}
-
-fn sampling_defaults(gguf: &Gguf<'_>) -> Result<SamplingDefaults, GgufError> {
-    let float = |name: &str| gguf.metadata.float(&format!("general.sampling.{name}"));
-    Ok(SamplingDefaults {
-        temperature: float("temp")?,
-        top_p: float("top_p")?,
-        top_k: gguf.metadata.unsigned("general.sampling.top_k")?.and_then(|k| u32::try_from(k).ok()),
-        min_p: float("min_p")?,
-        repetition_penalty: float("penalty_repeat")?,
-    })
 }

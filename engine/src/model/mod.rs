@@ -1,7 +1,7 @@
 //! Weights → description → decoder; tokenizer and chat template as artefacts.
 //!
 //! - [`map`], [`gguf`], [`safetensors`]: file formats; [`checkpoint`]: tensors by name from either
-//! - [`description`]: metadata → what a decoder computes, as data
+//! - [`description`]: configuration → what a decoder computes and what its tensors are called, as data
 //! - [`weights`] and [`decoder`]: tensors → packed weights → the forward pass
 //! - [`tokenizer`]: metadata → `tokenizer.json`
 //! - [`load`]: all of it, from a path to something that answers
@@ -16,14 +16,18 @@ mod fingerprint;
 pub mod gguf;
 mod load;
 mod map;
+mod opened;
 pub mod safetensors;
+mod scratch;
 pub mod tokenizer;
 mod weights;
 
-pub use decoder::{Decoder, Scratch, scratch_bytes};
-pub use description::Description;
+pub use decoder::Decoder;
+pub use description::{CacheShape, Description};
 pub use error::{ContentError, ModelError};
-pub use load::{Prepared, executor_on, load};
+pub use load::{Prepared, executor_of, executor_on, load};
+pub use opened::Opened;
+pub use scratch::{Scratch, scratch_bytes};
 
 use crate::runner::{Executor, MemoryPlan};
 

@@ -41,7 +41,7 @@ impl<B: Backend> ModelExecutor<B> {
         Ok(Self {
             inputs: backend.inputs(&limits, d.vocabulary)?,
             sampled: backend.sampled(&limits)?,
-            kv: backend.kv(&memory.kv)?,
+            kv: backend.kv_of(&memory.kv_shapes, &memory.kv_groups)?,
             hidden: backend.buffer(limits.rows * d.hidden)?,
             logits: backend.buffer(limits.logit_rows * d.vocabulary)?,
             scratch: Scratch::new(&backend, d, &limits)?,
@@ -81,8 +81,8 @@ impl<B: Backend> ModelExecutor<B> {
         if !plan.block_copies.is_empty() {
             backend.copy_blocks(inputs, kv)?;
         }
-        decoder.embed(backend, inputs, sampled, hidden)?;
-        decoder.forward(backend, 0..decoder.description().layers, inputs, hidden, kv, scratch)?;
+        decoder.embed(backend, inputs, sampled, hidden, scratch)?;
+        decoder.forward(backend, 0..decoder.description().layers.len(), inputs, hidden, kv, scratch)?;
         if !plan.logit_rows.is_empty() {
             decoder.logits(backend, inputs, hidden, logits, scratch)?;
         }

@@ -13,7 +13,7 @@ use quire_kernels::{
 use crate::{
     cache::{Footprint, GroupKind},
     config::EngineConfig,
-    model::{Description, scratch_bytes},
+    model::{CacheShape, Description, scratch_bytes},
 };
 
 /// Most top log-probabilities that a row may ask for.
@@ -30,8 +30,12 @@ const FREE_SHARE: u64 = 4;
 /// Where a worker's memory goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Shape of the cache: blocks, tokens and layers per block, type.
+    /// Shape of the cache, of the first layers where they differ: blocks, tokens and layers per block, type.
     pub kv: KvShape,
+    /// All shapes that layers' keys and values have; they share the blocks.
+    pub kv_shapes: Vec<KvShape>,
+    /// Per cache group, the number of its shape.
+    pub kv_groups: Vec<usize>,
     /// How many of the blocks sequences take.
     pub footprint: Footprint,
     /// Longest sequence, in tokens.
@@ -53,7 +57,13 @@ impl MemoryPlan {
 
     #[must_use]
     pub fn kv_bytes(&self) -> usize {
-        self.kv.blocks.saturating_mul(self.kv.block_bytes())
+        self.kv.blocks.saturating_mul(self.block_bytes())
+    }
+
+    /// Bytes of one block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        KvShape::shared_block_bytes(&self.kv_shapes)
     }
 }
 
@@ -62,10 +72,10 @@ impl fmt::Display for MemoryPlan {
         let KvShape { blocks, block_size, layers, kv_type, .. } = self.kv;
         let (kind, bytes) = (kv_type.name(), Bytes(self.kv_bytes()));
         if let [GroupKind::Full] = self.footprint.groups[..] {
-            let (tokens, each) = (blocks.saturating_mul(block_size), Bytes(self.kv.block_bytes() / block_size.max(1)));
+            let (tokens, each) = (blocks.saturating_mul(block_size), Bytes(self.block_bytes() / block_size.max(1)));
             write!(f, "KV: {blocks} blocks × {block_size} tokens = {tokens} tokens ({kind}, {each} per token, {bytes})")?;
         } else {
-            let each = Bytes(self.kv.block_bytes());
+            let each = Bytes(self.block_bytes());
             write!(f, "KV: {blocks} blocks × {block_size} tokens × {layers} layers ({kind}, {each} per block, {bytes}), ")?;
             write!(f, "groups: {}", Groups(&self.footprint.groups))?;
         }
@@ -135,17 +145,10 @@ pub fn plan_memory(
         return Err("--max-num-seqs and --max-num-batched-tokens must be 1 at least".to_owned());
     }
     let layout = description.cache_layout();
-    let shape = KvShape {
-        layers: layout.layers_per_block().iter().sum(),
-        blocks: 1,
-        block_size,
-        kv_heads: description.kv_heads,
-        key_dim: description.head_dim,
-        value_dim: description.head_dim,
-        shared_values: false,
-        kv_type: config.kv_type,
-    };
-    let block_bytes = shape.block_bytes();
+    let shapes = description.cache_shapes();
+    let mut kv_shapes: Vec<KvShape> =
+        shapes.iter().zip(layout.layers_per_block()).map(|(shape, layers)| kv_shape(config, *layers, shape)).collect();
+    let block_bytes = KvShape::shared_block_bytes(&kv_shapes);
     let mut limits = limits(config, description);
     let scratch_bytes = scratch_bytes(description, &limits);
     let free = available.map(|bytes| bytes.saturating_sub(weights_bytes as u64).saturating_sub(scratch_bytes as u64));
@@ -154,7 +157,24 @@ pub fn plan_memory(
     let kv_blocks = kv_blocks(config, description, &footprint, block_bytes, free)?;
     let max_context = max_context(config, description, &footprint, kv_blocks, block_bytes)?;
     limits.blocks_per_sequence = max_context.div_ceil(block_size);
-    Ok(MemoryPlan { kv: KvShape { blocks: kv_blocks, ..shape }, footprint, max_context, weights_bytes, scratch_bytes, limits })
+    kv_shapes.iter_mut().for_each(|shape| shape.blocks = kv_blocks);
+    let Some(&kv) = kv_shapes.first() else { return Err("the model has no layer with keys and values".to_owned()) };
+    let kv_groups = description.shapes_of_groups();
+    Ok(MemoryPlan { kv, kv_shapes, kv_groups, footprint, max_context, weights_bytes, scratch_bytes, limits })
+}
+
+/// One block of one shape.
+fn kv_shape(config: &EngineConfig, layers: usize, shape: &CacheShape) -> KvShape {
+    KvShape {
+        layers,
+        blocks: 1,
+        block_size: config.block_size,
+        kv_heads: shape.kv_heads,
+        key_dim: shape.key_dim,
+        value_dim: shape.value_dim,
+        shared_values: shape.shared_values,
+        kv_type: config.kv_type,
+    }
 }
 
 fn limits(config: &EngineConfig, description: &Description) -> StepLimits {
@@ -261,26 +281,36 @@ mod tests {
     use quire_kernels::backend::{Activation, RopeStyle};
 
     use super::*;
-    use crate::model::description::Rope;
+    use crate::model::description::{Attention, Branch, Dense, FeedForward, Layer, Norm, Rope};
 
     /// SmolLM2 135M.
     fn description() -> Description {
+        let norm = Norm::rms(1e-5);
+        let layer = Layer {
+            attention: Attention::plain(9, 3, 64, norm),
+            feed_forward: FeedForward {
+                norm: Some(norm),
+                dense: Some(Dense::gated(1536, Activation::Silu)),
+                experts: None,
+                output: Branch::PLAIN,
+            },
+            parallel: false,
+            scaled: false,
+        };
         Description {
             architecture: "llama".to_owned(),
-            layers: 30,
             hidden: 576,
-            heads: 9,
-            kv_heads: 3,
-            head_dim: 64,
-            feed_forward: 1536,
             vocabulary: 49152,
             trained_context: 8192,
-            norm_epsilon: 1e-5,
-            rope: Rope { style: RopeStyle::Adjacent, dim: 64, base: 1e5, scaling: 1.0, frequency_factors: Vec::new(), magnitude: 1.0 },
-            attention_scale: 0.125,
             embedding_scale: 1.0,
-            activation: Activation::Silu,
+            learned_positions: None,
+            ropes: vec![Rope::new(RopeStyle::Adjacent, 64, 1e5)],
+            layers: vec![layer; 30],
+            output_norm: norm,
             tied_output: true,
+            logit_scale: 1.0,
+            logit_softcap: None,
+            layer_input: None,
         }
     }
 

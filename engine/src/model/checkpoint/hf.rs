@@ -42,6 +42,18 @@ impl HfFolder {
         Tensors::from_safetensors(self.weights.parse()?, self.quantization()?.as_ref())
     }
 
+    /// `generation_config.json`; empty where there is none.
+    ///
+    /// # Errors
+    /// [`ContentError`] names the file and what is wrong with it.
+    pub fn generation_config(&self) -> Result<Map<String, Value>, ContentError> {
+        let path = self.folder.join("generation_config.json");
+        if !path.is_file() {
+            return Ok(Map::new());
+        }
+        read_json(&path).map_err(|error| ContentError::Model(error.to_string()))
+    }
+
     /// How the weights are quantised, from `config.json` or, as older tools did, a file of its own.
     ///
     /// # Errors
