@@ -159,6 +159,9 @@ async fn measure(itl: &Itl) -> Result<Pass, Error> {
     web.follow(body, Arc::clone(&prompt), CancellationToken::new()).await?;
     let first = prompt.lock().first().copied().ok_or_else(|| Error::FirstRequest("the prompt was answered without a token".into()))?;
     broken()?;
+    if tasks.len() < itl.streams {
+        return Err(Error::Args("streams ended before the prompt had its first token: it takes a model with a longer context".into()));
+    }
     stop.cancel();
     tasks.wait().await;
     let seen: Vec<Vec<Instant>> = streams.iter().map(|times| times.lock().clone()).collect();
