@@ -32,7 +32,7 @@ fn plan(ids: &[u32]) -> StepPlan {
         adapters: vec![NO_ADAPTER; ids.len()],
         row_starts: vec![0, len],
         context_lens: vec![len],
-        groups: vec![GroupPlan { slots: (0..len).collect(), stride: table.len(), block_tables: table, ..GroupPlan::default() }],
+        groups: vec![GroupPlan { slots: (0..len).collect(), stride: table.len(), block_tables: table }],
         logit_rows: (0..len).collect(),
         ..StepPlan::default()
     };
