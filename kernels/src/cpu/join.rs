@@ -122,7 +122,7 @@ impl CpuBackend {
         let width = check("layer_inputs").layer_inputs(inputs, args, hidden, out)?;
         let (plan, columns, norm) = (inputs.plan(), args.projection.weight.columns(), RowNorm::new(&args.norm));
         let input = |row: usize, to: &mut [f32]| norm_or_copy(None, &hidden[row * columns..][..columns], to);
-        self.linear_into(inputs, &args.projection, input, out, workspace)?;
+        self.linear_into(inputs, &args.projection, input, out, &mut workspace.linear)?;
         let out = Shared::new(out);
         self.each_row(plan.rows(), |row| {
             // SAFETY: each row has its own part.

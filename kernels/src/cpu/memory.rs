@@ -27,11 +27,6 @@ unsafe impl Sync for Memory {}
 impl Memory {
     pub(super) fn new(what: &'static str, bytes: usize) -> Result<Self, KernelError> {
         let none = || KernelError::OutOfMemory { what, bytes };
-        if bytes == 0 {
-            // Aligned, and never followed.
-            let base = NonNull::new(std::ptr::without_provenance_mut(ALIGN)).ok_or_else(none)?;
-            return Ok(Self { base, offset: 0, layout: Layout::new::<()>() });
-        }
         let layout = Layout::from_size_align(bytes.checked_add(ALIGN).ok_or_else(none)?, NATURAL).map_err(|_| none())?;
         // SAFETY: the layout's size is not 0.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
@@ -47,10 +42,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.layout.size() > 0 {
-            // SAFETY: allocated with this layout.
-            unsafe { dealloc(self.base.as_ptr(), self.layout) }
-        }
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
     }
 }
 
@@ -64,12 +57,6 @@ impl CpuBuffer {
     pub(super) fn new(what: &'static str, len: usize) -> Result<Self, KernelError> {
         let bytes = len.checked_mul(4).ok_or(KernelError::OutOfMemory { what, bytes: usize::MAX })?;
         Ok(Self { memory: Memory::new(what, bytes)?, len })
-    }
-}
-
-impl CpuBuffer {
-    pub(super) fn empty() -> Result<Self, KernelError> {
-        Self::new("buffer", 0)
     }
 }
 

@@ -44,7 +44,7 @@ use self::{
     memory::Shared,
     moe::MoeScratch,
     pool::{Chunks, Pool},
-    projections::expect_len,
+    projections::{LinearScratch, expect_len},
     sample::SampleScratch,
 };
 use crate::{
@@ -56,7 +56,7 @@ use crate::{
     checks::Check,
     inputs::{HostInputs, HostSampled, shape},
     plan::{StepLimits, StepOutput, StepPlan},
-    quant::TensorView,
+    quant::{ACTIVATION_BLOCK, TensorView},
 };
 
 /// How the backend runs.
@@ -77,7 +77,7 @@ pub struct CpuBackend {
 
 /// Scratch of the ops.
 pub struct CpuWorkspace {
-    activations: Activations,
+    linear: LinearScratch,
     /// Rows × widest output: what waits for something else before it is stored.
     wide: CpuBuffer,
     /// The same for what comes second: projected queries of latent attention, values made from keys.
@@ -86,9 +86,6 @@ pub struct CpuWorkspace {
     attention: AttentionScratch,
     /// Per thread.
     sampling: Vec<SampleScratch>,
-    /// Rows that use the adapter in hand, and their low-rank values. They grow to the largest seen.
-    adapter_rows: Vec<usize>,
-    low: Vec<f32>,
 }
 
 impl CpuBackend {
@@ -109,6 +106,18 @@ impl CpuBackend {
     #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+}
+
+impl WorkspaceShape {
+    /// Values that a row of the step may become as the input of a linear, or of a stack of them.
+    fn widest_input(&self) -> usize {
+        let padded = |rows: usize, columns: usize| rows.saturating_mul(columns.next_multiple_of(ACTIVATION_BLOCK));
+        let experts = self.moe.map_or(0, |moe| padded(moe.chosen, moe.hidden.max(moe.width)));
+        // Latent attention: queries before they are absorbed, values before they are brought back.
+        let latent =
+            if self.latent_queries > 0 { padded(self.heads, self.value_dim.max(self.latent_queries / self.heads.max(1))) } else { 0 };
+        padded(1, self.max_in).max(experts).max(latent)
     }
 }
 
@@ -167,16 +176,15 @@ impl Backend for CpuBackend {
     fn workspace(&self, shape: &WorkspaceShape) -> Result<Self::Workspace, KernelError> {
         let (rows, threads) = (shape.limits.rows.max(shape.limits.logit_rows), self.pool.threads());
         let values = |width: usize| rows.checked_mul(width).ok_or(KernelError::OutOfMemory { what: "workspace", bytes: usize::MAX });
+        let widest = shape.widest_input();
         let (wide, second) = (values(shape.max_out)?, values(shape.latent_queries.max(shape.copied_values))?);
         Ok(CpuWorkspace {
-            activations: Activations::new(self.isa, rows, shape.max_in, threads)?,
+            linear: LinearScratch::new(Activations::with_room(self.isa, values(widest)?, shape.max_in, threads)?),
             wide: CpuBuffer::new("workspace", wide)?,
             second: CpuBuffer::new("workspace", second)?,
-            moe: shape.moe.map(|moe| MoeScratch::new(moe, &shape.limits).map(Box::new)).transpose()?,
+            moe: shape.moe.map(|moe| MoeScratch::new(self.isa, moe, &shape.limits, threads).map(Box::new)).transpose()?,
             attention: AttentionScratch::new(shape, threads)?,
             sampling: (0..threads).map(|_| SampleScratch::new(shape.vocabulary)).collect(),
-            adapter_rows: Vec::new(),
-            low: Vec::new(),
         })
     }
 

@@ -1,11 +1,14 @@
 //! A mixture of experts: route all rows, then each expert over the rows that chose it.
 
 use super::{
-    CpuBackend, CpuBuffer, CpuWorkspace, check,
+    CpuBackend, CpuBuffer, CpuWorkspace,
+    activations::Activations,
+    check,
+    isa::Isa,
     join::RowJoin,
-    linear::PackedLinear,
     memory::Shared,
     norm::{RowNorm, norm_or_copy},
+    projections::LinearScratch,
 };
 use crate::{
     KernelError,
@@ -29,6 +32,10 @@ pub(super) struct MoeScratch {
     /// Entries of `chosen` in order of expert, then row; and where each expert's begin.
     order: Vec<u32>,
     starts: Vec<u32>,
+    /// Experts that some row chose.
+    active: Vec<u32>,
+    /// The experts' inputs, prepared once per row.
+    single: Activations,
     /// Entries in this order × 2 · width.
     gates: CpuBuffer,
     /// Entries of `chosen` × hidden.
@@ -39,7 +46,7 @@ pub(super) struct MoeScratch {
 }
 
 impl MoeScratch {
-    pub(super) fn new(room: MoeShape, limits: &StepLimits) -> Result<Self, KernelError> {
+    pub(super) fn new(isa: Isa, room: MoeShape, limits: &StepLimits, threads: usize) -> Result<Self, KernelError> {
         let rows = limits.rows;
         let buffer = |width: usize| {
             let len = rows.checked_mul(width).ok_or(KernelError::OutOfMemory { what: "workspace", bytes: usize::MAX })?;
@@ -55,6 +62,8 @@ impl MoeScratch {
             weights: vec![0.0; rows * room.chosen],
             order: vec![0; rows * room.chosen],
             starts: vec![0; room.experts + 1],
+            active: Vec::with_capacity(room.experts),
+            single: Activations::new(isa, rows, room.hidden, threads)?,
             gates: buffer(2 * room.width * room.chosen)?,
             outputs: buffer(room.hidden * room.chosen)?,
             shared_gates: buffer(2 * room.shared_width)?,
@@ -93,6 +102,8 @@ impl MoeScratch {
         // Each start has moved to the next one's place.
         starts.copy_within(..experts, 1);
         starts[0] = 0;
+        self.active.clear();
+        self.active.extend((0..experts as u32).filter(|&e| starts[e as usize] < starts[e as usize + 1]));
     }
 }
 
@@ -107,20 +118,20 @@ impl CpuBackend {
     ) -> Result<(), KernelError> {
         let (columns, width) = check("moe").moe(inputs, args, hidden, branch.as_deref())?;
         let rows = inputs.plan().rows();
-        let Some(mut scratch) = workspace.moe.take() else {
+        let CpuWorkspace { linear, moe: Some(scratch), .. } = workspace else {
             return Err(KernelError::Shape { op: "moe", detail: "the workspace was made for none".into() });
         };
-        let result = scratch.check(rows, args, columns, width).and_then(|()| {
-            self.route_rows(rows, args, hidden, &mut scratch, workspace)?;
-            self.run_experts(rows, args, hidden, &mut scratch, workspace)?;
-            if let Some(shared) = &args.shared {
-                self.run_shared(inputs, args, shared, hidden, &mut scratch, workspace)?;
-            }
-            self.combine(rows, args, columns, &mut scratch, branch.unwrap_or(hidden));
-            Ok(())
-        });
-        workspace.moe = Some(scratch);
-        result
+        scratch.check(rows, args, columns, width)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        self.route_rows(rows, args, hidden, scratch, linear)?;
+        self.run_experts(rows, args, hidden, scratch, linear)?;
+        if let Some(shared) = &args.shared {
+            self.run_shared(inputs, args, shared, hidden, scratch, linear)?;
+        }
+        self.combine(rows, args, columns, scratch, branch.unwrap_or(hidden));
+        Ok(())
     }
 
     fn route_rows(
@@ -129,15 +140,15 @@ impl CpuBackend {
         args: &MoeArgs<'_, Self>,
         hidden: &[f32],
         scratch: &mut MoeScratch,
-        workspace: &mut CpuWorkspace,
+        linear: &mut LinearScratch,
     ) -> Result<(), KernelError> {
         let (columns, experts, chosen) = (args.router.columns(), args.routing.experts, args.routing.chosen);
         let norm = args.router_norm.as_ref().or(args.norm.as_ref()).map(RowNorm::new);
-        workspace.activations.fill(&self.pool, rows, columns, args.router.forms(), |row, out| {
+        linear.activations.fill(&self.pool, rows, columns, args.router.forms(), |row, out| {
             norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
         })?;
         let logits = Shared::new(&mut scratch.logits);
-        self.multiply(args.router, &workspace.activations, |row, first, values| {
+        self.multiply(args.router, &linear.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
             unsafe { logits.part(row * experts + first, values.len()) }.copy_from_slice(values);
         })?;
@@ -156,65 +167,49 @@ impl CpuBackend {
         Ok(())
     }
 
+    /// `outputs` = each entry's expert over its row.
     fn run_experts(
         &self,
         rows: usize,
         args: &MoeArgs<'_, Self>,
         hidden: &[f32],
         scratch: &mut MoeScratch,
-        workspace: &mut CpuWorkspace,
+        linear: &mut LinearScratch,
     ) -> Result<(), KernelError> {
         let (columns, width, chosen) = (args.gate_up.columns(), args.down.columns(), args.routing.chosen);
         let norm = args.norm.as_ref().map(RowNorm::new);
-        let MoeScratch { order, starts, weights, gates, outputs, .. } = scratch;
-        debug_assert_eq!(starts[args.routing.experts] as usize, rows * chosen);
-        for expert in 0..args.routing.experts {
-            let entries = &order[starts[expert] as usize..starts[expert + 1] as usize];
-            if entries.is_empty() {
-                continue;
-            }
-            workspace.activations.fill(&self.pool, entries.len(), columns, args.gate_up.forms(), |i, out| {
-                let entry = entries[i] as usize;
-                norm_or_copy(norm.as_ref(), &hidden[entry / chosen * columns..][..columns], out);
-                if args.routing.weigh_input {
-                    out.iter_mut().for_each(|x| *x *= weights[entry]);
-                }
+        let MoeScratch { order, starts, active, single, weights, gates, outputs, .. } = scratch;
+        let (entries, activations) = (&order[..rows * chosen], &mut linear.activations);
+        let rows_of = |&expert: &u32| (starts[expert as usize + 1] - starts[expert as usize]) as usize;
+        let expert = |span: usize| active[span] as usize;
+        let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
+        let forms = args.gate_up.forms();
+        if args.routing.weigh_input {
+            activations.fill_spans(&self.pool, active.iter().map(rows_of), columns, forms, |i, out| {
+                input(entries[i] as usize / chosen, out);
+                let weight = weights[entries[i] as usize];
+                out.iter_mut().for_each(|x| *x *= weight);
             })?;
-            let wide = Shared::new(gates);
-            self.multiply_part(args.gate_up, expert, 2 * width, &workspace.activations, |i, first, values| {
-                // SAFETY: no output is computed twice.
-                unsafe { wide.part(i * 2 * width + first, values.len()) }.copy_from_slice(values);
-            })?;
-            workspace.activations.fill(&self.pool, entries.len(), width, args.down.forms(), |i, out| {
-                let (gate, up) = gates[i * 2 * width..][..2 * width].split_at(width);
-                out.copy_from_slice(gate);
-                // SAFETY: the backend checked its instruction set.
-                unsafe { (self.kernels.gate)(args.activation, out, up) };
-            })?;
-            let to = Shared::new(outputs);
-            self.multiply_part(args.down, expert, columns, &workspace.activations, |i, first, values| {
-                // SAFETY: as above.
-                unsafe { to.part(entries[i] as usize * columns + first, values.len()) }.copy_from_slice(values);
-            })?;
+        } else {
+            single.fill_spans(&self.pool, std::iter::repeat_n(1, rows), columns, forms, input)?;
+            activations.copy_spans(&self.pool, active.iter().map(rows_of), single, |i| entries[i] as usize / chosen)?;
         }
-        Ok(())
-    }
-
-    /// Outputs of one matrix of a stack of matrices with `outputs` rows each: `sink(row, first output of the matrix, values)`.
-    fn multiply_part<F>(
-        &self,
-        stack: &PackedLinear,
-        part: usize,
-        outputs: usize,
-        activations: &super::activations::Activations,
-        sink: F,
-    ) -> Result<(), KernelError>
-    where
-        F: Fn(usize, usize, &[f32]) + Sync,
-    {
-        let groups = stack.groups_of(part * outputs..(part + 1) * outputs);
-        let groups = groups.ok_or_else(|| KernelError::Shape { op: "moe", detail: "experts are not parts of their own".into() })?;
-        self.multiply_groups(stack, groups, activations, |row, first, values| sink(row, first - part * outputs, values))
+        let wide = Shared::new(gates);
+        self.multiply_stack(args.gate_up, 2 * width, active.len(), expert, activations, |i, first, values| {
+            // SAFETY: no output is computed twice.
+            unsafe { wide.part(i * 2 * width + first, values.len()) }.copy_from_slice(values);
+        })?;
+        activations.fill_spans(&self.pool, active.iter().map(rows_of), width, args.down.forms(), |i, out| {
+            let (gate, up) = gates[i * 2 * width..][..2 * width].split_at(width);
+            out.copy_from_slice(gate);
+            // SAFETY: the backend checked its instruction set.
+            unsafe { (self.kernels.gate)(args.activation, out, up) };
+        })?;
+        let to = Shared::new(outputs);
+        self.multiply_stack(args.down, columns, active.len(), expert, activations, |i, first, values| {
+            // SAFETY: as above.
+            unsafe { to.part(entries[i] as usize * columns + first, values.len()) }.copy_from_slice(values);
+        })
     }
 
     fn run_shared(
@@ -224,12 +219,12 @@ impl CpuBackend {
         shared: &SharedExpert<'_, Self>,
         hidden: &[f32],
         scratch: &mut MoeScratch,
-        workspace: &mut CpuWorkspace,
+        linear: &mut LinearScratch,
     ) -> Result<(), KernelError> {
         let (rows, columns, width) = (inputs.plan().rows(), args.gate_up.columns(), shared.down.weight.columns());
         let norm = args.norm.as_ref().map(RowNorm::new);
         let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
-        self.linear_into(inputs, &shared.gate_up, input, &mut scratch.shared_gates, workspace)?;
+        self.linear_into(inputs, &shared.gate_up, input, &mut scratch.shared_gates, linear)?;
         let gates = &scratch.shared_gates;
         let activated = |row: usize, out: &mut [f32]| {
             let (gate, up) = gates[row * 2 * width..][..2 * width].split_at(width);
@@ -237,10 +232,10 @@ impl CpuBackend {
             // SAFETY: the backend checked its instruction set.
             unsafe { (self.kernels.gate)(args.activation, out, up) };
         };
-        self.linear_into(inputs, &shared.down, activated, &mut scratch.shared, workspace)?;
+        self.linear_into(inputs, &shared.down, activated, &mut scratch.shared, linear)?;
         if let Some(gate) = shared.gate {
             let logits = &mut scratch.logits;
-            self.linear_into(inputs, &Linear::plain(gate), input, logits, workspace)?;
+            self.linear_into(inputs, &Linear::plain(gate), input, logits, linear)?;
             let (logits, to) = (&*logits, Shared::new(&mut scratch.shared));
             self.each_row(rows, |row| {
                 let weight = sigmoid(logits[row]);

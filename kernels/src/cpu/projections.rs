@@ -31,32 +31,75 @@ pub(super) fn expect_len(op: &'static str, what: &str, buffer: &[f32], least: us
     shape(op, buffer.len() >= least, || format!("{what}: {} values, {least} needed", buffer.len()))
 }
 
+/// What a linear needs besides its input and output.
+pub(super) struct LinearScratch {
+    pub activations: Activations,
+    /// Rows that use the adapter in hand, and their low-rank values. They grow to the largest seen.
+    adapter_rows: Vec<usize>,
+    low: Vec<f32>,
+}
+
+impl LinearScratch {
+    pub(super) fn new(activations: Activations) -> Self {
+        Self { activations, adapter_rows: Vec::new(), low: Vec::new() }
+    }
+}
+
 impl CpuBackend {
     /// Outputs of a linear: `sink(row, first output, values)`, from all threads; never twice for an output.
     pub(super) fn multiply<F>(&self, linear: &PackedLinear, activations: &Activations, sink: F) -> Result<(), KernelError>
     where
         F: Fn(usize, usize, &[f32]) + Sync,
     {
-        self.multiply_groups(linear, 0..linear.groups(), activations, sink)
+        self.share_out(linear.groups(), |range| linear.matmul(range, activations, &sink))
     }
 
-    /// The same for some groups.
-    pub(super) fn multiply_groups<F>(
+    /// Outputs of some matrices of a stack of matrices of the same size, `outputs` rows each: span `i` of the activations goes
+    /// through matrix `matrix(i)`. `sink(row, first output of its matrix, values)`, as for [`CpuBackend::multiply`].
+    pub(super) fn multiply_stack<F>(
         &self,
-        linear: &PackedLinear,
-        groups: Range<usize>,
+        stack: &PackedLinear,
+        outputs: usize,
+        spans: usize,
+        matrix: impl Fn(usize) -> usize + Sync,
         activations: &Activations,
         sink: F,
     ) -> Result<(), KernelError>
     where
         F: Fn(usize, usize, &[f32]) + Sync,
     {
-        let chunks = Chunks::new(groups.len(), groups.len().div_ceil(TAKES * self.pool.threads()));
+        let groups = |span: usize| stack.groups_of(matrix(span) * outputs..(matrix(span) + 1) * outputs);
+        // All matrices are cut alike, or their groups are not their own.
+        let each = groups(0).map_or(0, |groups| groups.len());
+        let apart = || KernelError::Shape { op: "stack", detail: "matrices are not parts of their own, or are cut differently".into() };
+        if spans > 0 && each == 0 {
+            return Err(apart());
+        }
+        self.share_out(spans * each, |range| {
+            let mut unit = range.start;
+            while unit < range.end {
+                let span = unit / each;
+                let end = range.end.min((span + 1) * each);
+                let own = groups(span).filter(|own| own.len() == each).ok_or_else(apart)?;
+                let first = matrix(span) * outputs;
+                let some = own.start + unit - span * each..own.start + end - span * each;
+                stack.matmul_span(some, activations, span, |row, output, values| sink(row, output - first, values))?;
+                unit = end;
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `f` with ranges that cover `units` once, on all threads.
+    fn share_out<F>(&self, units: usize, f: F) -> Result<(), KernelError>
+    where
+        F: Fn(Range<usize>) -> Result<(), KernelError> + Sync,
+    {
+        let chunks = Chunks::new(units, units.div_ceil(TAKES * self.pool.threads()));
         let failure = Mutex::new(None);
         self.pool.run(|_| {
             while let Some(range) = chunks.take() {
-                let range = groups.start + range.start..groups.start + range.end;
-                if let Err(error) = linear.matmul(range, activations, &sink) {
+                if let Err(error) = f(range) {
                     failure.lock().get_or_insert(error);
                 }
             }
@@ -81,14 +124,14 @@ impl CpuBackend {
         factor: f32,
         x: F,
         out: &mut [f32],
-        workspace: &mut CpuWorkspace,
+        scratch: &mut LinearScratch,
     ) -> Result<(), KernelError>
     where
         F: Fn(usize, &mut [f32]) + Sync,
     {
         for (index, low) in adapters.iter().enumerate() {
             let Some(LowRank { a, b, scale }) = low else { continue };
-            let CpuWorkspace { adapter_rows, low, activations, .. } = &mut *workspace;
+            let LinearScratch { adapter_rows, low, activations } = &mut *scratch;
             adapter_rows.clear();
             adapter_rows.extend((0..plan.rows()).filter(|&row| usize::try_from(plan.adapters[row]) == Ok(index)));
             if adapter_rows.is_empty() {
@@ -120,40 +163,23 @@ impl CpuBackend {
         linear: &Linear<'_, Self>,
         input: F,
         out: &mut [f32],
-        workspace: &mut CpuWorkspace,
+        scratch: &mut LinearScratch,
     ) -> Result<(), KernelError>
     where
         F: Fn(usize, &mut [f32]) + Sync,
     {
         let (rows, columns, width) = (inputs.plan().rows(), linear.weight.columns(), linear.weight.rows());
-        workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), &input)?;
+        expect_len("linear", "workspace", out, rows * width)?;
+        scratch.activations.fill(&self.pool, rows, columns, linear.weight.forms(), &input)?;
         let to = Shared::new(out);
-        self.multiply(linear.weight, &workspace.activations, |row, first, values| {
+        self.multiply(linear.weight, &scratch.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
             unsafe { to.part(row * width + first, values.len()) }.copy_from_slice(values);
         })?;
         if inputs.any_adapter() {
-            self.add_adapters(inputs.plan(), linear.adapters, 1.0, input, out, workspace)?;
+            self.add_adapters(inputs.plan(), linear.adapters, 1.0, input, out, scratch)?;
         }
         Ok(())
-    }
-
-    /// `wide` = linear(rows of `input`), adapters included.
-    pub(super) fn linear_wide<F>(
-        &self,
-        inputs: &HostInputs,
-        linear: &Linear<'_, Self>,
-        input: F,
-        workspace: &mut CpuWorkspace,
-    ) -> Result<(), KernelError>
-    where
-        F: Fn(usize, &mut [f32]) + Sync,
-    {
-        expect_len("linear", "workspace", &workspace.wide, inputs.plan().rows() * linear.weight.rows())?;
-        let mut wide = std::mem::replace(&mut workspace.wide, CpuBuffer::empty()?);
-        let result = self.linear_into(inputs, linear, input, &mut wide, workspace);
-        workspace.wide = wide;
-        result
     }
 
     pub(super) fn run_linear_join(
@@ -171,22 +197,23 @@ impl CpuBackend {
         let adapted = inputs.any_adapter() && !linear.adapters.is_empty();
         let join = RowJoin::new(join);
         if !join.element_wise() || (adapted && join.total != 1.0) {
-            self.linear_wide(inputs, linear, input, workspace)?;
-            let (wide, to) = (Shared::new(&mut workspace.wide), Shared::new(to));
+            let CpuWorkspace { linear: scratch, wide, .. } = workspace;
+            self.linear_into(inputs, linear, input, wide, scratch)?;
+            let (wide, to) = (Shared::new(wide), Shared::new(to));
             self.each_row(rows, |row| {
                 // SAFETY: each row has its own parts.
                 unsafe { join.row(wide.part(row * width, width), to.part(row * width, width)) };
             });
             return Ok(());
         }
-        workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
+        workspace.linear.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
         let shared = Shared::new(to);
-        self.multiply(linear.weight, &workspace.activations, |row, first, values| {
+        self.multiply(linear.weight, &workspace.linear.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
             join.elements(values, unsafe { shared.part(row * width + first, values.len()) });
         })?;
         if adapted {
-            self.add_adapters(inputs.plan(), linear.adapters, join.scale, input, to, workspace)?;
+            self.add_adapters(inputs.plan(), linear.adapters, join.scale, input, to, &mut workspace.linear)?;
         }
         Ok(())
     }
@@ -206,8 +233,9 @@ impl CpuBackend {
         let norm = args.norm.as_ref().map(RowNorm::new);
         let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
         if gated && (adapted || !halves_align(linear.weight)) {
-            self.linear_wide(inputs, &linear, input, workspace)?;
-            let (wide, out) = (&workspace.wide, Shared::new(out));
+            let CpuWorkspace { linear: scratch, wide, .. } = workspace;
+            self.linear_into(inputs, &linear, input, wide, scratch)?;
+            let (wide, out) = (&*wide, Shared::new(out));
             self.each_row(rows, |row| {
                 let (gate, up) = wide[row * 2 * width..][..2 * width].split_at(width);
                 // SAFETY: each row has its own part.
@@ -219,8 +247,8 @@ impl CpuBackend {
             return Ok(());
         }
         if gated {
-            workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
-            return self.multiply_gated(linear.weight, &workspace.activations, activation, Shared::new(out));
+            workspace.linear.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
+            return self.multiply_gated(linear.weight, &workspace.linear.activations, activation, Shared::new(out));
         }
         // What follows the projection of some outputs of a row.
         let finish = |row: usize, first: usize, out: &mut [f32]| {
@@ -232,15 +260,15 @@ impl CpuBackend {
             }
         };
         if adapted {
-            self.linear_into(inputs, &linear, input, out, workspace)?;
+            self.linear_into(inputs, &linear, input, out, &mut workspace.linear)?;
             let out = Shared::new(out);
             // SAFETY: each row has its own part.
             self.each_row(rows, |row| finish(row, 0, unsafe { out.part(row * width, width) }));
             return Ok(());
         }
-        workspace.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
+        workspace.linear.activations.fill(&self.pool, rows, columns, linear.weight.forms(), input)?;
         let out = Shared::new(out);
-        self.multiply(linear.weight, &workspace.activations, |row, first, values| {
+        self.multiply(linear.weight, &workspace.linear.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
             let out = unsafe { out.part(row * width + first, values.len()) };
             out.copy_from_slice(values);
@@ -257,26 +285,18 @@ impl CpuBackend {
         out: Shared<f32>,
     ) -> Result<(), KernelError> {
         let (groups, width) = (linear.groups() / 2, linear.rows() / 2);
-        let chunks = Chunks::new(groups, groups.div_ceil(TAKES * self.pool.threads()));
-        let failure = Mutex::new(None);
-        self.pool.run(|_| {
-            while let Some(range) = chunks.take() {
-                let gate = linear.matmul(range.clone(), activations, |row, first, values| {
-                    // SAFETY: no output is computed twice.
-                    unsafe { out.part(row * width + first, values.len()) }.copy_from_slice(values);
-                });
-                let up = linear.matmul(range.start + groups..range.end + groups, activations, |row, first, values| {
-                    // SAFETY: the same outputs as above, by the same thread, after it has computed their gates.
-                    let out = unsafe { out.part(row * width + first - width, values.len()) };
-                    // SAFETY: the backend checked its instruction set.
-                    unsafe { (self.kernels.gate)(activation, out, values) };
-                });
-                if let Err(error) = gate.and(up) {
-                    failure.lock().get_or_insert(error);
-                }
-            }
-        });
-        failure.into_inner().map_or(Ok(()), Err)
+        self.share_out(groups, |range| {
+            linear.matmul(range.clone(), activations, |row, first, values| {
+                // SAFETY: no output is computed twice.
+                unsafe { out.part(row * width + first, values.len()) }.copy_from_slice(values);
+            })?;
+            linear.matmul(range.start + groups..range.end + groups, activations, |row, first, values| {
+                // SAFETY: the same outputs as above, by the same thread, after it has computed their gates.
+                let out = unsafe { out.part(row * width + first - width, values.len()) };
+                // SAFETY: the backend checked its instruction set.
+                unsafe { (self.kernels.gate)(activation, out, values) };
+            })
+        })
     }
 
     pub(super) fn run_logits(
@@ -291,11 +311,11 @@ impl CpuBackend {
         let &LogitsArgs { linear, scale, softcap, .. } = args;
         let (wanted, columns, width) = (&inputs.plan().logit_rows, linear.columns(), linear.rows());
         let norm = args.norm.as_ref().map(RowNorm::new);
-        workspace.activations.fill(&self.pool, wanted.len(), columns, linear.forms(), |i, out| {
+        workspace.linear.activations.fill(&self.pool, wanted.len(), columns, linear.forms(), |i, out| {
             norm_or_copy(norm.as_ref(), &hidden[wanted[i] as usize * columns..][..columns], out);
         })?;
         let logits = Shared::new(logits);
-        self.multiply(linear, &workspace.activations, |row, first, values| {
+        self.multiply(linear, &workspace.linear.activations, |row, first, values| {
             // SAFETY: no output is computed twice.
             let out = unsafe { logits.part(row * width + first, values.len()) };
             out.copy_from_slice(values);

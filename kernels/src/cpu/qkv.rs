@@ -6,7 +6,7 @@ use super::{
     linear::PackedLinear,
     memory::Shared,
     norm::{RowNorm, norm_heads, norm_or_copy},
-    projections::expect_len,
+    projections::{LinearScratch, expect_len},
     rope,
 };
 use crate::{
@@ -30,12 +30,13 @@ impl CpuBackend {
         let (plan, columns, width) = (inputs.plan(), args.linear.weight.columns(), args.linear.weight.rows());
         let norm = args.norm.as_ref().map(RowNorm::new);
         let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
-        self.linear_wide(inputs, &args.linear, input, workspace)?;
+        let CpuWorkspace { linear: scratch, wide, second, .. } = workspace;
+        self.linear_into(inputs, &args.linear, input, wide, scratch)?;
         // Values made from keys wait in the workspace.
         let copied = if args.keys_values == KeysValues::ValuesAreKeys { kv_heads * key_dim } else { 0 };
-        expect_len("qkv_rope_write", "workspace", &workspace.second, plan.rows() * copied)?;
+        expect_len("qkv_rope_write", "workspace", second, plan.rows() * copied)?;
         let slots = &plan.groups[args.group].slots;
-        let (wide, second) = (Shared::new(&mut workspace.wide), Shared::new(&mut workspace.second));
+        let (wide, second) = (Shared::new(wide), Shared::new(second));
         let (q, writer) = (Shared::new(q), kv.writer("qkv_rope_write", args.group, self.kernels, args.layer)?);
         self.each_row(plan.rows(), |row| {
             // SAFETY: each row has its own parts.
@@ -113,53 +114,41 @@ impl CpuBackend {
         let (key, queries) = (latent + turned, heads * (plain_dim + turned));
         let norm = args.norm.as_ref().map(RowNorm::new);
         let input = |row: usize, out: &mut [f32]| norm_or_copy(norm.as_ref(), &hidden[row * columns..][..columns], out);
-        self.linear_wide(inputs, &args.down, input, workspace)?;
-        self.write_latents(inputs, args, kv, workspace)?;
-        expect_len(op, "workspace", &workspace.second, rows * queries)?;
+        let CpuWorkspace { linear: scratch, wide, second, .. } = workspace;
+        self.linear_into(inputs, &args.down, input, wide, scratch)?;
+        self.write_latents(inputs, args, kv, wide)?;
         // Projected queries lie in `second`, or still in `wide`.
-        let mut wide = std::mem::replace(&mut workspace.wide, CpuBuffer::empty()?);
-        let mut second = std::mem::replace(&mut workspace.second, CpuBuffer::empty()?);
-        let up = args.query_up.as_ref().map_or(Ok(()), |(norm, linear)| {
-            let (norm, source) = (RowNorm::new(norm), linear.weight.columns());
-            self.linear_into(inputs, linear, |row, out| norm.apply(&wide[row * width..][..source], out), &mut second, workspace)
+        if let Some((norm, up)) = &args.query_up {
+            let (norm, source) = (RowNorm::new(norm), up.weight.columns());
+            let input = |row: usize, out: &mut [f32]| norm.apply(&wide[row * width..][..source], out);
+            self.linear_into(inputs, up, input, second, scratch)?;
+        }
+        let (from, stride) = if args.query_up.is_some() { (&*second, queries) } else { (&*wide, width) };
+        let x = |row: usize, head: usize| &from[row * stride + head * (plain_dim + turned)..][..plain_dim + turned];
+        self.multiply_heads(rows, heads, args.absorb, |row, head| &x(row, head)[..plain_dim], q, key, scratch)?;
+        let q = Shared::new(q);
+        self.each_row(rows, |row| {
+            // SAFETY: each row has its own part.
+            let q = unsafe { q.part(row * heads * key, heads * key) };
+            let (cos, sin) = args.rope.rows[row * turned..][..turned].split_at(turned / 2);
+            for (head, q) in q.chunks_exact_mut(key).enumerate() {
+                q[latent..].copy_from_slice(&x(row, head)[plain_dim..]);
+                rope::turn(&mut q[latent..], cos, sin, args.rope.style);
+            }
+            if let Some(scale) = args.query_scale {
+                let factor = scale.at(inputs.plan().positions[row]);
+                q.iter_mut().for_each(|q| *q *= factor);
+            }
         });
-        let (from, stride) = if args.query_up.is_some() { (&mut second, queries) } else { (&mut wide, width) };
-        let result = up.and_then(|()| {
-            let x = |row: usize, head: usize| &from[row * stride + head * (plain_dim + turned)..];
-            self.multiply_heads(rows, heads, args.absorb, |row, head| &x(row, head)[..plain_dim], q, key, workspace)?;
-            let q = Shared::new(q);
-            self.each_row(rows, |row| {
-                // SAFETY: each row has its own part.
-                let q = unsafe { q.part(row * heads * key, heads * key) };
-                let (cos, sin) = args.rope.rows[row * turned..][..turned].split_at(turned / 2);
-                for (head, q) in q.chunks_exact_mut(key).enumerate() {
-                    q[latent..].copy_from_slice(&x(row, head)[plain_dim..plain_dim + turned]);
-                    rope::turn(&mut q[latent..], cos, sin, args.rope.style);
-                }
-                if let Some(scale) = args.query_scale {
-                    let factor = scale.at(inputs.plan().positions[row]);
-                    q.iter_mut().for_each(|q| *q *= factor);
-                }
-            });
-            Ok(())
-        });
-        workspace.wide = wide;
-        workspace.second = second;
-        result
+        Ok(())
     }
 
     /// Normed latents and rotated keys, from `wide` into the cache.
-    fn write_latents(
-        &self,
-        inputs: &HostInputs,
-        args: &LatentArgs<'_, Self>,
-        kv: &mut CpuKv,
-        workspace: &mut CpuWorkspace,
-    ) -> Result<(), KernelError> {
+    fn write_latents(&self, inputs: &HostInputs, args: &LatentArgs<'_, Self>, kv: &mut CpuKv, wide: &mut [f32]) -> Result<(), KernelError> {
         let (plan, width, turned) = (inputs.plan(), args.down.weight.rows(), args.rope.dim);
         let (slots, norm) = (&plan.groups[args.group].slots, RowNorm::new(&args.latent_norm));
         let writer = kv.writer("latent_rope_write", args.group, self.kernels, args.layer)?;
-        let wide = Shared::new(&mut workspace.wide);
+        let wide = Shared::new(wide);
         self.each_row(plan.rows(), |row| {
             // SAFETY: each row has its own part.
             let y = unsafe { wide.part(row * width, width) };
@@ -184,7 +173,7 @@ impl CpuBackend {
     ) -> Result<(), KernelError> {
         let (outputs, columns) = check("head_linear").head_linear(inputs, linear, heads, x, out)?;
         let input = |row: usize, head: usize| &x[(row * heads + head) * columns..][..columns];
-        self.multiply_heads(inputs.plan().rows(), heads, linear, input, out, outputs, workspace)
+        self.multiply_heads(inputs.plan().rows(), heads, linear, input, out, outputs, &mut workspace.linear)
     }
 
     /// Outputs of head h of a row from (row · heads + h) · stride on.
@@ -196,27 +185,30 @@ impl CpuBackend {
         input: F,
         out: &mut [f32],
         stride: usize,
-        workspace: &mut CpuWorkspace,
+        scratch: &mut LinearScratch,
     ) -> Result<(), KernelError>
     where
         F: Fn(usize, usize) -> &'a [f32] + Sync,
     {
-        let outputs = linear.rows() / heads;
-        let out = Shared::new(out);
-        for head in 0..heads {
-            let groups = linear.groups_of(head * outputs..(head + 1) * outputs);
-            let groups =
-                groups.ok_or_else(|| KernelError::Shape { op: "head_linear", detail: "heads are not parts of their own".into() })?;
-            workspace
-                .activations
-                .fill(&self.pool, rows, linear.columns(), linear.forms(), |row, to| to.copy_from_slice(input(row, head)))?;
-            self.multiply_groups(linear, groups, &workspace.activations, |row, first, values| {
-                let first = first - head * outputs;
-                // SAFETY: no output is computed twice.
-                unsafe { out.part((row * heads + head) * stride + first, values.len()) }.copy_from_slice(values);
-            })?;
+        if rows == 0 {
+            return Ok(());
         }
-        Ok(())
+        // Head by head, the rows of each together.
+        let (spans, columns, outputs) = (std::iter::repeat_n(rows, heads), linear.columns(), linear.rows() / heads);
+        let input = |r: usize, to: &mut [f32]| to.copy_from_slice(input(r % rows, r / rows));
+        scratch.activations.fill_spans(&self.pool, spans, columns, linear.forms(), input)?;
+        let out = Shared::new(out);
+        self.multiply_stack(
+            linear,
+            outputs,
+            heads,
+            |span| span,
+            &scratch.activations,
+            |r, first, values| {
+                // SAFETY: no output is computed twice.
+                unsafe { out.part(((r % rows) * heads + r / rows) * stride + first, values.len()) }.copy_from_slice(values);
+            },
+        )
     }
 }
 

@@ -28,7 +28,7 @@ use self::{
     tile::{Kernel, Tile},
 };
 use super::{
-    activations::{Activations, Forms, MATRIX_ROWS, MAX_TILE},
+    activations::{Activations, Forms, MATRIX_ROWS, MAX_TILE, Tiling},
     isa::{Isa, matrix_tiles},
     pool::{Chunks, Pool},
 };
@@ -204,7 +204,21 @@ impl PackedLinear {
     ///
     /// # Errors
     /// The activations have other columns or instruction set than the weights, or lack a form; there are no such groups.
-    pub fn matmul<S>(&self, groups: Range<usize>, activations: &Activations, mut sink: S) -> Result<(), KernelError>
+    pub fn matmul<S>(&self, groups: Range<usize>, activations: &Activations, sink: S) -> Result<(), KernelError>
+    where
+        S: FnMut(usize, usize, &[f32]),
+    {
+        self.matmul_span(groups, activations, 0, sink)
+    }
+
+    /// The same for the rows of one span; rows are counted from the beginning of all.
+    pub(super) fn matmul_span<S>(
+        &self,
+        groups: Range<usize>,
+        activations: &Activations,
+        span: usize,
+        mut sink: S,
+    ) -> Result<(), KernelError>
     where
         S: FnMut(usize, usize, &[f32]),
     {
@@ -217,7 +231,7 @@ impl PackedLinear {
         if groups.end > self.groups {
             return Err(shape(format!("groups {groups:?} of {}", self.groups)));
         }
-        let matrix = Matrix::begin(activations, || self.matrix);
+        let matrix = Matrix::begin(activations, span, self.matrix);
         let mut results = Results([0.0; MAX_TILE * LANES]);
         for group in groups {
             let Some(segment) = self.segment(group) else { continue };
@@ -226,7 +240,7 @@ impl PackedLinear {
             // Two bytes: the outputs of a row are those of its first bytes plus those of its second; they may lie in two tiles.
             let pairs = forms.fine && !segment.packing.is_float();
             let mut first = [0.0; LANES];
-            segment.multiply(group - segment.first_group, activations, &matrix, &mut results, |start, results| {
+            segment.multiply(group - segment.first_group, activations, span, &matrix, &mut results, |start, results| {
                 for (c, values) in results.iter_mut().enumerate() {
                     let mut row = start + c;
                     if pairs {
@@ -297,12 +311,12 @@ impl Segment {
     }
 
     /// Multiplies the part's group `local` with all activations, a tile at a time: `done(first row, outputs)`.
-    fn multiply<D>(&self, local: usize, activations: &Activations, matrix: &Matrix, results: &mut Results, mut done: D)
+    fn multiply<D>(&self, local: usize, activations: &Activations, span: usize, matrix: &Matrix, results: &mut Results, mut done: D)
     where
         D: FnMut(usize, &mut [[f32; LANES]]),
     {
         let (scales, quants) = self.group(local);
-        let tiling = activations.tiling(self.packing.is_float());
+        let Some(tiling) = activations.tiling(self.packing.is_float(), span) else { return };
         let blocks = self.packing.blocks(activations.columns());
         let mut each_tile = |run: &mut dyn FnMut(&Tile)| {
             for tile in 0..tiling.tiles() {
@@ -398,15 +412,16 @@ struct Matrix(Option<amx::Session>);
 struct Matrix;
 
 impl Matrix {
-    /// For activations with enough rows, if `wanted` by a part.
+    /// For a span with enough rows of bytes, if `wanted` by a part.
     #[cfg(target_arch = "x86_64")]
-    fn begin(activations: &Activations, wanted: impl FnOnce() -> bool) -> Self {
+    fn begin(activations: &Activations, span: usize, wanted: bool) -> Self {
+        let rows = activations.tiling(false, span).map_or(0, Tiling::rows);
         // SAFETY: parts want it only where it may be used.
-        Self((activations.byte_rows() >= MATRIX_ROWS && wanted()).then(|| unsafe { amx::Session::begin() }))
+        Self((wanted && rows >= MATRIX_ROWS).then(|| unsafe { amx::Session::begin() }))
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    fn begin(_: &Activations, _: impl FnOnce() -> bool) -> Self {
+    fn begin(_: &Activations, _: usize, _: bool) -> Self {
         Self
     }
 }
