@@ -79,6 +79,12 @@ impl Writer {
         self
     }
 
+    /// A key that may be there already.
+    pub fn set(mut self, name: &str, value: Value) -> Self {
+        self.keys.retain(|(key, _)| key != name);
+        self.key(name, value)
+    }
+
     pub fn f32_tensor(self, name: &str, dimensions: &[u64]) -> Self {
         let count: u64 = dimensions.iter().product();
         let data = (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect();

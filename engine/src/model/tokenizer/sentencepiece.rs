@@ -31,3 +31,23 @@ pub(super) fn merges<'v>(vocabulary: &'v Vocabulary<'_>, scores: &[f32]) -> Vec<
     ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
     ranked.into_iter().map(|(.., left, right)| (left, right)).collect()
 }
+
+/// Merges of a vocabulary whose tokens join in the order of their ids (tiktoken's form): every way to split a token into
+/// two others, ranked by the token's id; of several ways, the earlier parts first.
+pub(super) fn merges_by_id<'v>(vocabulary: &'v Vocabulary<'_>) -> Vec<(&'v str, &'v str)> {
+    let mut ranked = Vec::new();
+    for (id, text) in vocabulary.tokens.iter().enumerate() {
+        if !matches!(vocabulary.types.get(id), Some(TokenType::Normal)) {
+            continue;
+        }
+        let start = ranked.len();
+        for (at, _) in text.char_indices().skip(1) {
+            let (left, right) = text.split_at(at);
+            if let (Some(&a), Some(&b)) = (vocabulary.ids.get(left), vocabulary.ids.get(right)) {
+                ranked.push((a, b, left, right));
+            }
+        }
+        ranked[start..].sort_by_key(|&(a, b, ..)| (a, b));
+    }
+    ranked.into_iter().map(|(.., left, right)| (left, right)).collect()
+}

@@ -10,10 +10,29 @@ use super::super::{
     gguf::{GgufError, Metadata},
 };
 
+/// Families of tokenizers in GGUF, as far as they matter for what a vocabulary means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    ByteLevel,
+    /// Ranked merges (`gpt2`, `gemma4`).
+    Merges,
+    /// Scored merges (`llama`).
     SentencePiece,
+    /// `bert`
+    WordPiece,
+    /// `t5`
+    Unigram,
+}
+
+impl Kind {
+    /// Ids of BOS, EOS, unknown and separator where the metadata doesn't say.
+    fn default_ids(self) -> [Option<u32>; 4] {
+        match self {
+            Self::Merges => [None; 4],
+            Self::SentencePiece => [Some(1), Some(2), Some(0), None],
+            Self::WordPiece => [Some(101), None, Some(100), Some(102)],
+            Self::Unigram => [None, Some(1), Some(2), None],
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +55,7 @@ pub(super) struct Vocabulary<'a> {
     pub bos_id: Option<u32>,
     pub eos_id: Option<u32>,
     pub unknown_id: Option<u32>,
+    pub separator_id: Option<u32>,
     /// End of turn and of message, and what models for code end with, as far as keys name them.
     other_ends: Vec<u32>,
 }
@@ -61,8 +81,13 @@ const ENDS: &[&str] = &[
     "<end_of_utterance>",
     "<eos>",
     "<turn|>",
+    "<|tool_response>",
+    "[e~[",
     "<｜end▁of▁sentence｜>",
 ];
+
+/// Texts of tokens by which messages are framed in gpt-oss's form; whatever a file says, they steer the model.
+const FRAMING: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 /// Texts of the pad, repository and file separator tokens of models that fill in code: each ends a generation. The
 /// first key names one; else the first text that exists is it.
@@ -79,20 +104,24 @@ impl<'a> Vocabulary<'a> {
         if texts.is_empty() || texts.len() > 1 << 24 {
             return Err(GgufError::key(TOKENS, format!("has {} entries", texts.len())).into());
         }
+        let types = read_types(metadata, texts.len())?;
         let mut ids = HashMap::with_capacity(texts.len());
         let mut tokens = Vec::with_capacity(texts.len());
         for (id, text) in texts.into_iter().enumerate() {
             // A name must be unique and not empty to have an id in the other form. Nothing encodes to such a token.
-            let mut text = if text.is_empty() { Cow::Owned(format!("[EMPTY_{id}]")) } else { Cow::Borrowed(text) };
+            let mut text = match kind {
+                _ if text.is_empty() => Cow::Owned(format!("[EMPTY_{id}]")),
+                Kind::WordPiece if types[id] == TokenType::Normal => word_piece(text),
+                _ => Cow::Borrowed(text),
+            };
             while ids.contains_key(text.as_ref()) {
                 text = Cow::Owned(format!("[DUPLICATE_{id}]{text}"));
             }
             ids.insert(text.clone().into_owned(), id as u32);
             tokens.push(text);
         }
-        let types = read_types(metadata, tokens.len())?;
         let id = |key: &str, default: Option<u32>| special_id(metadata, key, default, tokens.len());
-        let defaults = |value: u32| (kind == Kind::SentencePiece).then_some(value);
+        let [bos, eos, unknown, separator] = kind.default_ids();
         let mut other_ends = Vec::new();
         for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
             other_ends.extend(id(key, None)?);
@@ -101,9 +130,11 @@ impl<'a> Vocabulary<'a> {
             other_ends.extend(id(key, texts.iter().find_map(|text| ids.get(*text).copied()))?);
         }
         let mut vocabulary = Self {
-            bos_id: id("tokenizer.ggml.bos_token_id", defaults(1))?,
-            eos_id: id("tokenizer.ggml.eos_token_id", defaults(2))?,
-            unknown_id: id("tokenizer.ggml.unknown_token_id", defaults(0))?,
+            bos_id: id("tokenizer.ggml.bos_token_id", bos)?,
+            eos_id: id("tokenizer.ggml.eos_token_id", eos)?,
+            unknown_id: id("tokenizer.ggml.unknown_token_id", unknown)?,
+            // The key is written so.
+            separator_id: id("tokenizer.ggml.seperator_token_id", separator)?,
             tokens,
             types,
             ids,
@@ -113,17 +144,13 @@ impl<'a> Vocabulary<'a> {
         Ok(vocabulary)
     }
 
-    /// Converters have marked end tokens as plain text, and gpt-oss's channel marks as control although they are output.
+    /// Converters have marked end tokens, and tokens that frame messages, as plain text.
     fn correct_types(&mut self) {
-        let ends = self.end_of_generation();
-        for id in ends {
+        let framing = FRAMING.iter().filter_map(|text| self.ids.get(*text).copied());
+        let control: Vec<u32> = self.end_of_generation().into_iter().chain(framing).collect();
+        for id in control {
             if let Some(token_type) = self.types.get_mut(id as usize) {
                 *token_type = TokenType::Control;
-            }
-        }
-        for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
-            if let Some(token_type) = self.ids.get(text).and_then(|id| self.types.get_mut(*id as usize)) {
-                *token_type = TokenType::UserDefined;
             }
         }
     }
@@ -159,6 +186,15 @@ impl<'a> Vocabulary<'a> {
             tracing::warn!(dropped, "the tokenizer has merges of tokens that do not exist; they are left out");
         }
         known
+    }
+}
+
+/// A word as GGUF has it (`▁word` begins one, `word` goes on) → as WordPiece has it (`word`, `##word`).
+fn word_piece(text: &str) -> Cow<'_, str> {
+    match text.strip_prefix('▁') {
+        Some(word) => Cow::Borrowed(word),
+        None if text.starts_with('[') && text.ends_with(']') => Cow::Borrowed(text),
+        None => Cow::Owned(format!("##{text}")),
     }
 }
 
