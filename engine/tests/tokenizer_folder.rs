@@ -68,10 +68,10 @@ fn special_ids_come_from_all_the_files() {
     let folder = Folder::of("ids", "main").with("generation_config.json", &object!({"eos_token_id": [508, 510, 99_999]}));
     let tokenizer = folder.read().unwrap();
     assert_eq!((tokenizer.tokens, tokenizer.bos_id, tokenizer.add_bos), (512, Some(507), false));
-    assert_eq!(tokenizer.eos_ids, [508, 510], "an id that is no token is left out");
+    assert_eq!(tokenizer.eos_ids, [510, 508], "its own first; an id that is no token is left out");
     assert!(tokenizer.chat_template.unwrap().contains("<|im_start|>"));
     let folder = folder.with("generation_config.json", &object!({})).with("config.json", &object!({"eos_token_id": 509}));
-    assert_eq!(folder.read().unwrap().eos_ids, [509, 510], "the tokenizer's own and the model's");
+    assert_eq!(folder.read().unwrap().eos_ids, [510, 509], "the tokenizer's own and the model's");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn all_model_fixtures_have_readable_tokenizers() {
             }
         }
         if folder.join("generation_config.json").exists() {
-            assert_eq!(tokenizer.eos_ids, [508, 510], "{}", folder.display());
+            assert_eq!(tokenizer.eos_ids, [510, 508], "{}", folder.display());
             assert!(tokenizer.chat_template.is_some(), "{}", folder.display());
         }
         seen += 1;

@@ -25,8 +25,12 @@ pub struct ChatPrompt {
     /// Objects with `role`, `content` (string or parts already joined to a string) and whatever else the client sent.
     pub messages: Vec<Value>,
     pub tools: Option<Value>,
-    /// Default true.
+    /// Objects with `title` and `text`, as templates for answers from documents read them.
+    pub documents: Option<Value>,
+    /// Default true, but where the final message is to be continued.
     pub add_generation_prompt: Option<bool>,
+    /// The prompt ends where the last message's content does.
+    pub continue_final_message: bool,
     /// Extra variables for the template (`chat_template_kwargs`).
     pub template_arguments: serde_json::Map<String, Value>,
 }

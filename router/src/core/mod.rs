@@ -27,7 +27,7 @@ use crate::config::CoreConfig;
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Model};
 use crate::request::{ChatPrompt, FinishReason, Parameters, Prompt, TextEvent, TextRequest, TokenLogprob, Usage};
-use crate::text::{ModelText, template};
+use crate::text::{ModelText, marks};
 
 /// Bytes of text above which it is tokenized off the I/O threads: below, the way there costs more than the work.
 const INLINE_BYTES: usize = 8 << 10;
@@ -235,7 +235,14 @@ impl Core {
     }
 
     async fn chat_ids(&self, model: &Model, chat: ChatPrompt, widened: usize) -> Result<Vec<u32>, ApiError> {
-        let bytes: usize = chat.messages.iter().chain(&chat.tools).chain(chat.template_arguments.values()).map(template::text_bytes).sum();
+        let bytes: usize = chat
+            .messages
+            .iter()
+            .chain(&chat.tools)
+            .chain(&chat.documents)
+            .chain(chat.template_arguments.values())
+            .map(marks::text_bytes)
+            .sum();
         check_bytes(model, chat.messages.iter().map(content_bytes).sum(), widened, "messages")?;
         let ids = self.off_thread(model, bytes, move |model| model.encode_chat(&chat)).await;
         ids.map_err(|error| named(error, "messages"))
@@ -305,7 +312,7 @@ fn check_bytes(model: &Model, bytes: usize, widened: usize, field: &str) -> Resu
 
 /// What every template puts into the prompt.
 fn content_bytes(message: &Value) -> usize {
-    message.get("content").map_or(0, template::text_bytes)
+    message.get("content").map_or(0, marks::text_bytes)
 }
 
 fn wire_request(

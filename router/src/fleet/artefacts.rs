@@ -43,8 +43,7 @@ impl Cache {
                 Arc::new(blocking(move || Tokenizer::from_json(&json)).await?)
             }
         };
-        let text =
-            Arc::new(ModelText::new(card, tokenizer.clone(), template.as_deref()).map_err(|error| Status::internal(error.to_string()))?);
+        let text = Arc::new(ModelText::new(card, tokenizer.clone(), template.as_deref()));
         let mut tokenizers = self.tokenizers.lock();
         tokenizers.retain(|_, tokenizer| tokenizer.strong_count() > 0);
         tokenizers.insert(card.tokenizer_hash.clone(), Arc::downgrade(&tokenizer));

@@ -4,7 +4,10 @@
 //! no clock but the one that a template may ask for.
 
 pub mod detokenizer;
+pub mod marks;
+mod python;
 pub mod runs;
+mod specials;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
@@ -26,33 +29,31 @@ pub use tokenizer::{SpecialText, Tokenizer};
 pub struct ModelText {
     pub tokenizer: Arc<Tokenizer>,
     pub template: Option<ChatTemplate>,
+    /// Why the model's template can't be used.
+    template_problem: Option<String>,
     /// Put before text (not before chat, whose template says what it wants).
     bos: Option<u32>,
 }
 
 impl ModelText {
-    /// Loads tokenizer and template of a model.
-    ///
-    /// # Errors
-    /// What is wrong with either of them.
-    pub fn load(card: &ModelCard, tokenizer: &[u8], template: Option<&[u8]>) -> Result<Self, ApiError> {
-        Self::new(card, Arc::new(Tokenizer::from_json(tokenizer)?), template)
-    }
-
-    /// As [`ModelText::load`], with a tokenizer that is loaded already.
-    ///
-    /// # Errors
-    /// What is wrong with the template.
-    pub fn new(card: &ModelCard, tokenizer: Arc<Tokenizer>, template: Option<&[u8]>) -> Result<Self, ApiError> {
+    /// A tokenizer and a template. With a template that isn't valid the model completes text, and says so when it is to chat.
+    #[must_use]
+    pub fn new(card: &ModelCard, tokenizer: Arc<Tokenizer>, template: Option<&[u8]>) -> Self {
         let name_of = |id: Option<u32>| id.and_then(|id| tokenizer.piece(id)).unwrap_or_default();
         let template = template
             .map(|source| {
                 let source = std::str::from_utf8(source).map_err(|_| ApiError::Internal("The chat template is not UTF-8.".to_owned()))?;
                 ChatTemplate::new(source, name_of(card.bos_id), name_of(card.eos_ids.first().copied()))
             })
-            .transpose()?;
-        let bos = card.bos_id.filter(|_| card.add_bos);
-        Ok(Self { tokenizer, template, bos })
+            .transpose();
+        let (template, template_problem) = match template {
+            Ok(template) => (template, None),
+            Err(error) => {
+                tracing::warn!(%error, "the model can't chat");
+                (None, Some(error.to_string()))
+            }
+        };
+        Self { tokenizer, template, template_problem, bos: card.bos_id.filter(|_| card.add_bos) }
     }
 
     /// Ids of raw text, in which the text of special tokens is control. With `add_special_tokens`, what the tokenizer
@@ -75,9 +76,10 @@ impl ModelText {
     /// [`ApiError::Invalid`] where the template refuses the messages, or the model has none.
     pub fn encode_chat(&self, prompt: &ChatPrompt) -> Result<Vec<u32>, ApiError> {
         let Some(template) = &self.template else {
-            return Err(ApiError::invalid("messages", "This model has no chat template; send its prompt to /v1/completions."));
+            let none = "This model has no chat template; send its prompt to /v1/completions.";
+            return Err(ApiError::invalid("messages", self.template_problem.as_deref().unwrap_or(none)));
         };
-        let rendered = template.render(prompt, self.tokenizer.special_texts())?;
+        let rendered = template.render(prompt, self.tokenizer.guarded())?;
         let mut ids = self.tokenizer.encode_marked(&rendered.text, &rendered.marks)?;
         if ids.len() >= 2 && ids[0] == ids[1] && self.bos == Some(ids[0]) {
             ids.remove(0);

@@ -1,19 +1,19 @@
 //! A model's chat template: messages to the text that the model was trained on.
 //!
 //! Templates are Jinja source from the model's author, written against Hugging Face's environment; this module is that
-//! environment. Owns the bound on what a template may cost, and the marks by which special-token text that came from a
-//! client is told from what the template wrote.
-//!
-//! **Marks.** Wrapping each content in brackets would change what templates see (`content.strip()`, `startswith`), so only
-//! what could be taken for control is touched: within every string that a client sent, one private character goes in
-//! after the first character of each special token's text, and after an unfinished one at the string's end. After
-//! rendering the private characters are removed and their places kept: a special token may not span one of them.
+//! environment. Owns the bound on what a template may cost, and which of several templates is used.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chrono::NaiveDateTime;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
+use super::marks::{Guarded, Marker, free_sign, text_bytes};
+use super::python;
 use crate::error::ApiError;
 use crate::request::ChatPrompt;
 
@@ -21,11 +21,18 @@ use crate::request::ChatPrompt;
 /// or 64 bytes of text): some hundred milliseconds at most.
 const BASE_FUEL: u64 = 2_000_000;
 const FUEL_PER_BYTE: u64 = 4;
-const NAME: &str = "chat_template";
+/// Names of templates, where a model has several.
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
 /// Set by the server; a client's `chat_template_kwargs` can't.
 const OWN_VARIABLES: [&str; 7] = ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"];
+/// Names under which clients send what an assistant thought, the one that templates read first.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A compiled chat template.
+/// The time now, where the model's templates think they are.
+pub type Clock = Arc<dyn Fn() -> NaiveDateTime + Send + Sync>;
+
+/// A compiled chat template, or several by name.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     bos_token: String,
@@ -41,57 +48,144 @@ pub struct Rendered {
 }
 
 impl ChatTemplate {
-    /// Compiles a template.
+    /// Compiles templates: Jinja source, or a JSON object of name → source.
     ///
     /// # Errors
-    /// [`ApiError::Internal`]: it isn't valid.
+    /// [`ApiError::Internal`]: one isn't valid.
     pub fn new(source: &str, bos_token: String, eos_token: String) -> Result<Self, ApiError> {
+        Self::with_clock(source, bos_token, eos_token, Arc::new(|| chrono::Local::now().naive_local()))
+    }
+
+    /// As [`ChatTemplate::new`]; dates in templates are those of `clock`.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`].
+    pub fn with_clock(source: &str, bos_token: String, eos_token: String, clock: Clock) -> Result<Self, ApiError> {
         let broken = |error: Error| ApiError::Internal(format!("The model's chat template is not valid: {error}"));
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(broken)?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(python::method);
+        environment.set_formatter(|out, state, value| match python::text_of(value) {
+            Some(text) => out.write_str(&text).map_err(Error::from),
+            None => minijinja::escape_formatter(out, state, value),
+        });
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(broken)?;
+        environment.add_function("strftime_now", move |format: &str| python::strftime(clock(), format));
+        environment.add_filter("tojson", python::to_json);
+        environment
+            .add_filter("string", |value: Value| python::text_of(&value).map_or_else(|| Value::from(value.to_string()), Value::from));
+        environment.add_test("iterable", python::is_iterable);
+        environment.add_test("sequence", python::is_sequence);
+        environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+        for (name, source) in named(source) {
+            environment.add_template_owned(name, without_generation_tags(&source)).map_err(broken)?;
+        }
         Ok(Self { environment, bos_token, eos_token })
     }
 
-    /// Renders messages. `special_texts`: what must not pass for control within them.
+    /// Renders messages. `guarded`: what must not pass for control within them.
     ///
     /// # Errors
     /// [`ApiError::Invalid`] with the template's own words where it refuses the messages, or costs too much.
-    pub fn render(&self, prompt: &ChatPrompt, special_texts: &[String]) -> Result<Rendered, ApiError> {
-        if let Some(name) = prompt.template_arguments.keys().find(|name| OWN_VARIABLES.contains(&name.as_str())) {
-            return Err(ApiError::invalid("chat_template_kwargs", format!("`{name}` can't be set here.")));
-        }
-        let mut variables = Map::new();
-        variables.extend(prompt.template_arguments.clone());
-        variables.insert("messages".to_owned(), Json::Array(prompt.messages.clone()));
-        variables.insert("tools".to_owned(), prompt.tools.clone().unwrap_or(Json::Null));
-        variables.insert("documents".to_owned(), Json::Null);
-        let mut variables = Json::Object(variables);
-        let marker = Marker::new(&variables, special_texts)?;
+    pub fn render(&self, prompt: &ChatPrompt, guarded: &Guarded) -> Result<Rendered, ApiError> {
+        let mut variables = variables(prompt)?;
+        let marker = Marker::new(&variables, guarded)?;
         if let Some(marker) = &marker {
             marker.mark(&mut variables, false);
         }
+        let end = if prompt.continue_final_message { Some(mark_end(&mut variables)?) } else { None };
         let size = text_bytes(&variables);
         if let Json::Object(map) = &mut variables {
-            map.insert("add_generation_prompt".to_owned(), Json::Bool(prompt.add_generation_prompt.unwrap_or(true)));
+            let asks = prompt.add_generation_prompt.unwrap_or(!prompt.continue_final_message);
+            map.insert("add_generation_prompt".to_owned(), Json::Bool(asks));
             map.insert("bos_token".to_owned(), Json::String(self.bos_token.clone()));
             map.insert("eos_token".to_owned(), Json::String(self.eos_token.clone()));
         }
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(BASE_FUEL + FUEL_PER_BYTE * size as u64));
-        let text =
-            environment.get_template(NAME).and_then(|template| template.render(Serde(&variables))).map_err(|error| refused(&error))?;
-        Ok(match marker {
-            Some(marker) => marker.unmark(&text),
-            None => Rendered { text, marks: Vec::new() },
+        let template = self.choose(&environment, prompt.tools.is_some())?;
+        let mut text = template.render(Serde(&variables)).map_err(|error| refused(&error))?;
+        if let Some(end) = end {
+            cut(&mut text, end)?;
+        }
+        let (text, marks) = marker.map_or_else(|| (text.clone(), Vec::new()), |marker| marker.unmark(&text));
+        Ok(Rendered { text, marks })
+    }
+
+    /// As Hugging Face chooses.
+    fn choose<'e>(&self, environment: &'e Environment<'_>, tools: bool) -> Result<minijinja::Template<'e, 'e>, ApiError> {
+        let names = if tools { &[TOOL_USE, DEFAULT][..] } else { &[DEFAULT] };
+        names.iter().find_map(|name| environment.get_template(name).ok()).ok_or_else(|| {
+            let known: Vec<&str> = self.environment.templates().map(|(name, _)| name).collect();
+            ApiError::invalid("messages", format!("This model has no default chat template, only: {}.", known.join(", ")))
         })
     }
+}
+
+/// Templates by name.
+fn named(source: &str) -> BTreeMap<String, String> {
+    let several = source.starts_with('{').then(|| serde_json::from_str(source).ok()).flatten();
+    several.unwrap_or_else(|| BTreeMap::from([(DEFAULT.to_owned(), source.to_owned())]))
+}
+
+/// What a client's part of a template's variables is.
+fn variables(prompt: &ChatPrompt) -> Result<Json, ApiError> {
+    if let Some(name) = prompt.template_arguments.keys().find(|name| OWN_VARIABLES.contains(&name.as_str())) {
+        return Err(ApiError::invalid("chat_template_kwargs", format!("`{name}` can't be set here.")));
+    }
+    if prompt.continue_final_message && prompt.add_generation_prompt == Some(true) {
+        let message = "`continue_final_message` and `add_generation_prompt` exclude each other.";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    let mut variables = Map::new();
+    variables.extend(prompt.template_arguments.clone());
+    variables.insert("messages".to_owned(), prompt.messages.iter().map(message).collect());
+    variables.insert("tools".to_owned(), prompt.tools.clone().unwrap_or(Json::Null));
+    variables.insert("documents".to_owned(), prompt.documents.clone().unwrap_or(Json::Null));
+    Ok(Json::Object(variables))
+}
+
+/// A message without nulls, and with an assistant's thoughts under each name that templates read.
+fn message(message: &Json) -> Json {
+    let Json::Object(fields) = message else { return message.clone() };
+    let mut fields: Map<String, Json> = fields.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+    if let Some(reasoning) = REASONING.iter().find_map(|name| fields.get(*name)).cloned() {
+        fields.entry("thinking").or_insert_with(|| reasoning.clone());
+        fields.insert(REASONING[0].to_owned(), reasoning);
+    }
+    Json::Object(fields)
+}
+
+/// Puts a private character and a space behind the last message's content.
+fn mark_end(variables: &mut Json) -> Result<char, ApiError> {
+    let sign = free_sign(variables)?;
+    let content = variables.get_mut("messages").and_then(|messages| messages.as_array_mut()?.last_mut()?.get_mut("content"));
+    match content {
+        Some(Json::String(text)) => {
+            text.push(sign);
+            text.push(' ');
+            Ok(sign)
+        }
+        _ => Err(ApiError::invalid("continue_final_message", "The last message has no text to continue.")),
+    }
+}
+
+/// Ends a prompt where the last message's content does. If the template trimmed that, so is the prompt.
+fn cut(text: &mut String, end: char) -> Result<(), ApiError> {
+    let Some(at) = text.rfind(end) else {
+        let message = "The model's chat template leaves out the last message, so it can't be continued.";
+        return Err(ApiError::invalid("continue_final_message", message));
+    };
+    let whole = text[at + end.len_utf8()..].starts_with(' ');
+    text.truncate(at);
+    if !whole {
+        text.truncate(text.trim_end().len());
+    }
+    // It may have been written more than once.
+    text.retain(|character| character != end);
+    Ok(())
 }
 
 fn refused(error: &Error) -> ApiError {
@@ -101,159 +195,6 @@ fn refused(error: &Error) -> ApiError {
         _ => error.to_string(),
     };
     ApiError::invalid("messages", format!("The model's chat template can't render these messages: {reason}"))
-}
-
-/// Puts marks into what came from a client, and finds them again.
-struct Marker<'a> {
-    special_texts: &'a [String],
-    sign: char,
-}
-
-impl<'a> Marker<'a> {
-    /// None if nothing in the variables could be taken for control, which is nearly always.
-    fn new(variables: &Json, special_texts: &'a [String]) -> Result<Option<Self>, ApiError> {
-        let probe = Self { special_texts, sign: '\0' };
-        let mut needed = false;
-        each_string(variables, &mut |text| needed |= probe.places(text, false).next().is_some());
-        if !needed {
-            return Ok(None);
-        }
-        // Noncharacters: of no use in text, and of use here only if the text has none.
-        for sign in '\u{fdd0}'..='\u{fdef}' {
-            let mut taken = false;
-            each_string(variables, &mut |text| taken |= text.contains(sign));
-            if !taken {
-                return Ok(Some(Self { special_texts, sign }));
-            }
-        }
-        Err(ApiError::invalid("messages", "The messages hold all Unicode noncharacters from U+FDD0 to U+FDEF."))
-    }
-
-    /// Where marks go in one string. Templates look for an assistant's thoughts themselves, and thoughts are no control.
-    fn places<'t>(&'t self, text: &'t str, assistant: bool) -> impl Iterator<Item = usize> + 't {
-        text.char_indices().filter_map(move |(at, first)| {
-            let rest = &text[at..];
-            let hit = self.special_texts.iter().any(|special| {
-                let thought = assistant && matches!(special.as_str(), "<think>" | "</think>");
-                // The whole of it, or its beginning at the end of the string, to be finished by what follows there.
-                !thought && (rest.starts_with(special.as_str()) || special.starts_with(rest))
-            });
-            hit.then_some(at + first.len_utf8())
-        })
-    }
-
-    fn mark(&self, value: &mut Json, assistant: bool) {
-        match value {
-            Json::String(text) => {
-                let places: Vec<usize> = self.places(text, assistant).collect();
-                for place in places.into_iter().rev() {
-                    text.insert(place, self.sign);
-                }
-            }
-            Json::Array(items) => items.iter_mut().for_each(|item| self.mark(item, assistant)),
-            Json::Object(map) => {
-                let assistant = assistant || map.get("role").and_then(Json::as_str) == Some("assistant");
-                *map = std::mem::take(map)
-                    .into_iter()
-                    .map(|(key, mut value)| {
-                        self.mark(&mut value, assistant);
-                        let mut key = Json::String(key);
-                        self.mark(&mut key, assistant);
-                        (key.as_str().unwrap_or_default().to_owned(), value)
-                    })
-                    .collect();
-            }
-            _ => {}
-        }
-    }
-
-    fn unmark(&self, text: &str) -> Rendered {
-        let mut rendered = Rendered { text: String::with_capacity(text.len()), marks: Vec::new() };
-        for (index, piece) in text.split(self.sign).enumerate() {
-            if index > 0 {
-                rendered.marks.push(rendered.text.len());
-            }
-            rendered.text.push_str(piece);
-        }
-        rendered
-    }
-}
-
-fn each_string(value: &Json, visit: &mut impl FnMut(&str)) {
-    match value {
-        Json::String(text) => visit(text),
-        Json::Array(items) => items.iter().for_each(|item| each_string(item, visit)),
-        Json::Object(map) => map.iter().for_each(|(key, value)| {
-            visit(key);
-            each_string(value, visit);
-        }),
-        _ => {}
-    }
-}
-
-/// Bytes of all strings in a message's value: what a template can put into a prompt.
-pub fn text_bytes(value: &Json) -> usize {
-    let mut bytes = 0;
-    each_string(value, &mut |text| bytes += text.len());
-    bytes
-}
-
-/// Python's `datetime.now().strftime(format)`.
-fn strftime_now(format: &str) -> Result<String, Error> {
-    use std::fmt::Write;
-    let mut out = String::new();
-    write!(out, "{}", chrono::Local::now().format(format))
-        .map_err(|_| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {format:?} is no date format")))?;
-    Ok(out)
-}
-
-/// Python's `json.dumps(value, ensure_ascii=False, …)`, as Hugging Face's environment has it: nothing is escaped for HTML.
-fn to_json(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
-    let fail = |error: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"));
-    let indent: Option<usize> = arguments.get("indent")?;
-    let sort_keys: Option<bool> = arguments.get("sort_keys")?;
-    let _: Option<bool> = arguments.get("ensure_ascii")?;
-    let separators: Option<Vec<String>> = arguments.get("separators")?;
-    arguments.assert_all_used()?;
-    let mut json = serde_json::to_value(value).map_err(fail)?;
-    if sort_keys == Some(true) {
-        json.sort_all_objects();
-    }
-    let mut out = Vec::new();
-    let separators = separators.and_then(|pair| <[String; 2]>::try_from(pair).ok());
-    match indent {
-        Some(width) => {
-            let indent = " ".repeat(width.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(fail)?;
-        }
-        None => {
-            let [item, key] = separators.unwrap_or_else(|| [", ".to_owned(), ": ".to_owned()]);
-            let formatter = Spaced { item: item.into_bytes(), key: key.into_bytes() };
-            serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(fail)?;
-        }
-    }
-    Ok(Value::from(String::from_utf8_lossy(&out).into_owned()))
-}
-
-/// Python's separators.
-struct Spaced {
-    item: Vec<u8>,
-    key: Vec<u8>,
-}
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(&self.item) }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, first: bool) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(&self.item) }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
-        writer.write_all(&self.key)
-    }
 }
 
 /// `{% generation %}` marks for training what an assistant said; for rendering it is a block without meaning.

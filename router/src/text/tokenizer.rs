@@ -3,11 +3,11 @@
 //! Owns the two ways to read the text of a special token (`<|im_end|>` typed by somebody): as control, or as the
 //! characters it is made of. Never adds anything on its own account beyond what `tokenizer.json` says.
 
-use std::collections::HashSet;
-
 use tokenizers::Tokenizer as Inner;
 
+use super::marks::Guarded;
 use super::runs;
+use super::specials::SpecialTexts;
 use super::vocabulary::{Joining, Vocabulary};
 use crate::error::ApiError;
 
@@ -35,7 +35,8 @@ pub struct Tokenizer {
     /// The same tokenizer, reading special text as text (a setting of the tokenizer, not of a call).
     plain: Inner,
     specials: Vec<Special>,
-    special_texts: Vec<String>,
+    special_texts: SpecialTexts,
+    guarded: Guarded,
     /// Normalisation may shorten text, so that the bound by bytes must be wider.
     shrinks: bool,
     pub(super) vocabulary: Vocabulary,
@@ -60,12 +61,13 @@ impl Tokenizer {
             .filter(|(_, token)| token.special && !token.content.is_empty())
             .map(|(id, token)| Special { id, text: token.content, takes_space_before: token.lstrip, takes_space_after: token.rstrip })
             .collect();
-        specials.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then(a.id.cmp(&b.id)));
-        let special_texts = specials.iter().map(|special| special.text.clone()).collect();
+        specials.sort_by_key(|special| special.id);
+        let special_texts = SpecialTexts::new(specials.iter().map(|special| special.text.as_str()));
+        let guarded = Guarded::new(&specials.iter().map(|special| special.text.clone()).collect::<Vec<_>>());
         let normalizer = control.get_normalizer().and_then(|n| serde_json::to_string(n).ok()).unwrap_or_default();
         let shrinks = ["NF", "Precompiled", "Regex", "Strip", "Nmt"].iter().any(|name| normalizer.contains(name));
         let vocabulary = Vocabulary::new(&control);
-        Ok(Self { control, plain, specials, special_texts, shrinks, vocabulary })
+        Ok(Self { control, plain, specials, special_texts, guarded, shrinks, vocabulary })
     }
 
     /// Bytes above which no text fits `max_context` tokens, whatever it says.
@@ -119,19 +121,14 @@ impl Tokenizer {
 
     /// Where control tokens are in a text: leftmost, then longest, white space taken as each token asks for.
     fn control_tokens(&self, text: &str, marks: &[usize]) -> Vec<(usize, usize, u32)> {
-        let firsts: HashSet<u8> = self.specials.iter().map(|special| special.text.as_bytes()[0]).collect();
         let mut found = Vec::new();
         let (mut at, mut last_end) = (0, 0);
         while at < text.len() {
-            let special = firsts
-                .contains(&text.as_bytes()[at])
-                .then(|| self.specials.iter().find(|special| text[at..].starts_with(special.text.as_str())))
-                .flatten()
-                .filter(|special| {
-                    let end = at + special.text.len();
-                    let mark = marks.partition_point(|&mark| mark <= at);
-                    marks.get(mark).is_none_or(|&mark| mark > end)
-                });
+            let special = self.special_texts.longest(&text.as_bytes()[at..]).filter(|(_, length)| {
+                let mark = marks.partition_point(|&mark| mark <= at);
+                marks.get(mark).is_none_or(|&mark| mark > at + length)
+            });
+            let special = special.and_then(|(number, _)| self.specials.get(number as usize));
             let Some(special) = special else {
                 at += text[at..].chars().next().map_or(1, char::len_utf8);
                 continue;
@@ -178,10 +175,10 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
-    /// Texts of all special tokens, longest first.
+    /// Texts of all special tokens, as what must not pass for control within a client's messages.
     #[must_use]
-    pub fn special_texts(&self) -> &[String] {
-        &self.special_texts
+    pub fn guarded(&self) -> &Guarded {
+        &self.guarded
     }
 }
 

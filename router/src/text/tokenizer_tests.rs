@@ -178,7 +178,7 @@ fn a_prompt_may_end_within_a_character() {
 fn chat_as_hugging_face_but_for_injected_control() {
     for fixture in byte_level() {
         let card = ModelCard { add_bos: true, bos_id: Some(507), eos_ids: vec![510], ..ModelCard::default() };
-        let model = ModelText::new(&card, fixture.tokenizer.clone(), fixture.template.as_deref().map(str::as_bytes)).unwrap();
+        let model = ModelText::new(&card, fixture.tokenizer.clone(), fixture.template.as_deref().map(str::as_bytes));
         for case in fixture.golden["chat"].as_array().unwrap() {
             let prompt = ChatPrompt {
                 messages: case["messages"].as_array().unwrap().clone(),
@@ -211,7 +211,7 @@ fn one_of_two_bos_is_dropped_in_chat_and_one_is_added_to_text() {
     let fixture = &byte_level()[0];
     let card = ModelCard { add_bos: true, bos_id: Some(507), ..ModelCard::default() };
     let template = b"{{ bos_token }}{{ bos_token }}{{ messages[0].content }}";
-    let model = ModelText::new(&card, fixture.tokenizer.clone(), Some(template)).unwrap();
+    let model = ModelText::new(&card, fixture.tokenizer.clone(), Some(template));
     let prompt = ChatPrompt { messages: vec![json!({"role": "user", "content": "A"})], ..ChatPrompt::default() };
     assert_eq!(model.encode_chat(&prompt).unwrap(), [507, 32]);
     assert_eq!(model.encode("A", true).unwrap(), [507, 32]);
@@ -221,7 +221,7 @@ fn one_of_two_bos_is_dropped_in_chat_and_one_is_added_to_text() {
 #[test]
 fn a_model_without_a_template_says_so() {
     let fixture = &byte_level()[0];
-    let model = ModelText::new(&ModelCard::default(), fixture.tokenizer.clone(), None).unwrap();
+    let model = ModelText::new(&ModelCard::default(), fixture.tokenizer.clone(), None);
     assert_eq!(model.encode_chat(&ChatPrompt::default()).unwrap_err().status(), 400);
 }
 
@@ -281,8 +281,7 @@ fn a_real_models_golden_ids() {
     };
     let tokenizer = Arc::new(Tokenizer::from_json(&std::fs::read(tokenizer).unwrap()).unwrap());
     let template = include_bytes!("../../testdata/smollm2.jinja");
-    let model = ModelText::new(&ModelCard { bos_id: Some(1), eos_ids: vec![2], ..ModelCard::default() }, tokenizer.clone(), Some(template))
-        .unwrap();
+    let model = ModelText::new(&ModelCard { bos_id: Some(1), eos_ids: vec![2], ..ModelCard::default() }, tokenizer.clone(), Some(template));
     let golden: Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
     for case in golden["cases"].as_array().unwrap() {
         let got = match case["messages"].as_array() {

@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::{Value, json};
 
-use super::{Tokenizer, charsmap, templates};
+use super::{Tokenizer, charsmap, own_first, templates};
 use crate::model::error::ContentError;
 
 /// The largest known has a quarter of it.
@@ -112,7 +112,7 @@ impl Tokenizer {
             tokens,
             bos_id,
             add_bos,
-            eos_ids: eos_ids.into_iter().collect(),
+            eos_ids: own_first(eos_id, eos_ids),
             chat_template: templates::from_folder(folder, &config)?,
         })
     }

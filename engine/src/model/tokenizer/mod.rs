@@ -31,7 +31,7 @@ pub struct Tokenizer {
     pub tokens: usize,
     pub bos_id: Option<u32>,
     pub add_bos: bool,
-    /// Tokens that end a generation, ascending.
+    /// Tokens that end a generation: the tokenizer's own first (templates write it), then the others, ascending.
     pub eos_ids: Vec<u32>,
     /// Jinja source; of several templates, a JSON object of their names and sources.
     pub chat_template: Option<String>,
@@ -100,10 +100,15 @@ impl Tokenizer {
             tokens: vocabulary.tokens.len(),
             bos_id,
             add_bos,
-            eos_ids: vocabulary.end_of_generation(),
+            eos_ids: own_first(vocabulary.eos_id, vocabulary.end_of_generation()),
             chat_template: templates::from_gguf(metadata)?,
         })
     }
+}
+
+/// Ids with the one that templates call `eos_token` in front.
+fn own_first(own: Option<u32>, ids: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    own.into_iter().chain(ids.into_iter().filter(|id| Some(*id) != own)).collect()
 }
 
 fn named_rule(metadata: &Metadata<'_>) -> Result<pre::Rule, GgufError> {

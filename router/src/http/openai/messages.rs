@@ -11,9 +11,6 @@ use crate::{
 /// Reads `messages`, `tools`, `tool_choice` and what the template may ask for.
 pub fn chat_prompt(body: &Fields<'_>) -> Result<ChatPrompt, ApiError> {
     let messages = messages(body)?;
-    if body.boolean("continue_final_message")? == Some(true) {
-        return Err(ApiError::invalid("continue_final_message", "`continue_final_message` is not supported."));
-    }
     if body.get("chat_template").is_some() {
         let message = "`chat_template` cannot be given with a request; the model's own is used.";
         return Err(ApiError::invalid("chat_template", message));
@@ -22,7 +19,22 @@ pub fn chat_prompt(body: &Fields<'_>) -> Result<ChatPrompt, ApiError> {
         Some(arguments) => arguments.map().clone(),
         None => Map::new(),
     };
-    Ok(ChatPrompt { messages, tools: tools(body)?, add_generation_prompt: body.boolean("add_generation_prompt")?, template_arguments })
+    Ok(ChatPrompt {
+        messages,
+        tools: tools(body)?,
+        documents: documents(body)?,
+        add_generation_prompt: body.boolean("add_generation_prompt")?,
+        continue_final_message: body.boolean("continue_final_message")?.unwrap_or(false),
+        template_arguments,
+    })
+}
+
+fn documents(body: &Fields<'_>) -> Result<Option<Value>, ApiError> {
+    let Some(documents) = body.list("documents")? else { return Ok(None) };
+    for (index, document) in documents.iter().enumerate() {
+        Fields::at(document, format!("documents[{index}]"))?;
+    }
+    Ok(Some(Value::Array(documents.to_vec())))
 }
 
 fn messages(body: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
@@ -179,7 +191,9 @@ mod tests {
             (json!({"messages": user, "tool_choice": "required"}), "tool_choice"),
             (json!({"messages": user, "tools": tool, "tool_choice": "sometimes"}), "tool_choice"),
             (json!({"messages": user, "tools": tool, "tool_choice": {}}), "tool_choice"),
-            (json!({"messages": user, "continue_final_message": true}), "continue_final_message"),
+            (json!({"messages": user, "continue_final_message": 1}), "continue_final_message"),
+            (json!({"messages": user, "documents": "x"}), "documents"),
+            (json!({"messages": user, "documents": [1]}), "documents[0]"),
             (json!({"messages": user, "chat_template_kwargs": 1}), "chat_template_kwargs"),
         ] {
             match read(&body) {
