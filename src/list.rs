@@ -25,25 +25,37 @@ pub fn run(args: &ListArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn available() -> Vec<[String; 4]> {
-    let mut rows = vec![["NAME", "SIZE", "MODEL", "FROM"].map(str::to_owned)];
+/// Tokens for whose KV memory there is room in what the list says that a model needs.
+const TOKENS: u64 = 8192;
+
+fn available() -> Vec<Vec<String>> {
+    let memory = format!("MEMORY ({TOKENS} TOKENS)");
+    let mut rows = vec![["NAME", "SIZE", &memory, "LICENCE", "SHA-256", "MODEL", "FROM"].map(str::to_owned).to_vec()];
     for alias in ALIASES {
         let about = if alias.name == DEFAULT_MODEL { format!("{} (the default)", alias.about) } else { alias.about.to_owned() };
         let from: Vec<&str> = alias.sources.iter().map(|source| source.split_once(':').map_or(*source, |(kind, _)| kind)).collect();
-        rows.push([alias.name.to_owned(), HumanBytes(alias.bytes).to_string(), about, from.join(", ")]);
+        rows.push(vec![
+            alias.name.to_owned(),
+            HumanBytes(alias.bytes).to_string(),
+            HumanBytes(alias.memory(TOKENS)).to_string(),
+            alias.licence.to_owned(),
+            alias.sha256.chars().take(12).collect(),
+            about,
+            from.join(", "),
+        ]);
     }
     rows
 }
 
-fn here() -> Result<Vec<[String; 4]>> {
+fn here() -> Result<Vec<Vec<String>>> {
     let store = Store::new(StoreSettings::from_env());
     let models = store.list()?;
     if models.is_empty() {
         eprintln!("no models in {}; `quire list --available` shows what `quire pull` knows", store.root().display());
     }
-    let mut rows = vec![["NAME", "SIZE", "FETCHED", "PATH"].map(str::to_owned)];
+    let mut rows = vec![["NAME", "SIZE", "FETCHED", "PATH"].map(str::to_owned).to_vec()];
     for (manifest, local) in models {
-        rows.push([manifest.name, HumanBytes(local.bytes).to_string(), ago(manifest.fetched), local.path.display().to_string()]);
+        rows.push(vec![manifest.name, HumanBytes(local.bytes).to_string(), ago(manifest.fetched), local.path.display().to_string()]);
     }
     Ok(rows)
 }
@@ -62,9 +74,15 @@ fn ago(seconds_since_1970: u64) -> String {
 }
 
 /// Columns as wide as they need to be.
-fn table(rows: &[[String; 4]]) -> String {
-    let widths: [usize; 3] = std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
-    let line = |[a, b, c, d]: &[String; 4]| format!("{a:<0$}  {b:<1$}  {c:<2$}  {d}\n", widths[0], widths[1], widths[2]);
+fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(at, (cell, width))| if at + 1 < columns { format!("{cell:<width$}") } else { cell.clone() });
+        cells.collect::<Vec<_>>().join("  ") + "\n"
+    };
     rows.iter().map(line).collect()
 }
 
@@ -79,7 +97,7 @@ mod tests {
             assert_eq!(ago(now - age), text);
         }
         assert_eq!(ago(now + 500), "just now");
-        let rows = [["A", "BB", "C", "D"], ["aaa", "b", "cc", "d"]].map(|row| row.map(str::to_owned));
+        let rows = [["A", "BB", "C", "D"], ["aaa", "b", "cc", "d"]].map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(&rows), "A    BB  C   D\naaa  b   cc  d\n");
     }
 }

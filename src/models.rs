@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use quire_engine::{
     config::EngineConfig,
     core::{EngineHandle, KvFigures},
-    model,
+    model::{self, SamplingDefaults},
     service::{ServedModel, WorkerService},
     store::{LocalModel, ModelRef, Store, StoreError, StoreSettings},
 };
@@ -69,7 +69,10 @@ fn load_all(models: &[(ModelRef, Vec<String>)], config: &EngineConfig, bar: &Bar
 
 fn load(local: LocalModel, names: Vec<String>, config: &EngineConfig) -> Result<(ServedModel, Running)> {
     let begun = Instant::now();
-    let loaded = model::load(&local.path, names.clone(), config)?;
+    let mut loaded = model::load(&local.path, names.clone(), config)?;
+    if !config.author_sampling {
+        loaded.card.sampling = SamplingDefaults::default();
+    }
     let card = &loaded.card;
     let running = Running {
         about: format!("{}, {} parameters, {}", card.architecture, count(card.parameters), card.weights),

@@ -94,6 +94,10 @@ pub struct EngineOptions {
     /// The arithmetic: cpu is fast, reference is its scalar definition
     #[arg(long, value_enum, default_value_t = BackendName::Cpu, env = "QUIRE_BACKEND")]
     backend: BackendName,
+    /// What a request leaves out of its sampling: auto takes what the model's author recommends (generation_config.json, or
+    /// the same in GGUF), none the API's own defaults
+    #[arg(long, value_enum, default_value_t = Recommended::Auto, env = "QUIRE_GENERATION_CONFIG")]
+    generation_config: Recommended,
     /// Compute every prompt from its beginning
     #[arg(long, env = "QUIRE_NO_PREFIX_CACHE")]
     no_prefix_cache: bool,
@@ -116,6 +120,13 @@ impl From<KvTypeName> for KvType {
             KvTypeName::Fp8 => Self::Fp8,
         }
     }
+}
+
+/// Whose sampling defaults count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Recommended {
+    Auto,
+    None,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -170,6 +181,7 @@ impl EngineOptions {
             max_batched_tokens: self.max_num_batched_tokens,
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
+            author_sampling: self.generation_config == Recommended::Auto,
             step_ahead: self.step_ahead,
             stall_after: self.stall_after,
             give_up_after: (!self.give_up_after.is_zero()).then_some(self.give_up_after),
@@ -285,6 +297,13 @@ mod tests {
         for ms in ["0", "-1", "NaN", "1e9"] {
             assert!(Engine::try_parse_from(["quire", &format!("--itl-target-ms={ms}")]).unwrap().engine.config().is_err(), "{ms}");
         }
+    }
+
+    #[test]
+    fn the_authors_sampling_can_be_left() {
+        let config = |arguments: &[&str]| Engine::try_parse_from(arguments).unwrap().engine.config().unwrap().author_sampling;
+        assert!(config(&["quire"]) && config(&["quire", "--generation-config", "auto"]));
+        assert!(!config(&["quire", "--generation-config", "none"]));
     }
 
     #[test]

@@ -160,6 +160,11 @@ fn lists_of_models() {
     let (code, out, _) = run(&cache, &["list", "--available"]);
     assert_eq!(code, Some(0));
     assert!(out.lines().any(|line| line.starts_with("smollm2:135m ") && line.contains("the default")), "{out}");
+    // Size, memory with room for tokens, licence and digest of each.
+    let qwen = out.lines().find(|line| line.starts_with("qwen3:4b ")).unwrap();
+    for part in ["2.33 GiB", "3.45 GiB", "Apache-2.0", "7485fe6f11af", "hf"] {
+        assert!(qwen.contains(part), "{qwen}");
+    }
 }
 
 #[cfg(unix)]

@@ -44,6 +44,8 @@ pub struct EngineConfig {
     /// Share of the blocks that admission keeps free for the growth of running sequences.
     pub watermark: f64,
     pub prefix_cache: bool,
+    /// What the model's author recommends goes into its card, for requests that don't say.
+    pub author_sampling: bool,
     /// Order, bypass, growth: who waits for whom.
     pub policy: Policy,
     /// Time between tokens that running streams keep while prompts are computed. `None`: prompts take what a step has left.
@@ -73,6 +75,7 @@ impl Default for EngineConfig {
             max_waiting_tokens: 0,
             watermark: 0.01,
             prefix_cache: true,
+            author_sampling: true,
             policy: Policy::default(),
             itl_target: None,
             step_ahead: 0,

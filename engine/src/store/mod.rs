@@ -3,13 +3,15 @@
 //! Owns the cache folder and every byte that comes into it. Blocking: call it from a thread that may block. What is
 //! already there is found without any network. It never looks into a model file; that is the loader's business.
 //!
-//! - [`name`]: what a person may write for a model, and the table of aliases
+//! - [`name`]: what a person may write for a model
+//! - [`catalogue`]: the short names, and what stands behind them
 //! - [`cache`]: the folder, its manifests and locks
 //! - [`landing`]: bytes → `.partial` → verified → renamed into place
 //! - [`http`], [`hf`], [`pypi`]: where bytes come from
 //! - [`progress`]: what a caller is told meanwhile
 
 mod cache;
+mod catalogue;
 mod error;
 mod hf;
 mod http;
@@ -23,8 +25,9 @@ mod settings;
 use std::path::PathBuf;
 
 pub use cache::{FileEntry, Manifest};
+pub use catalogue::{ALIASES, Alias, Attention, DEFAULT_MODEL};
 pub use error::{Attempt, StoreError};
-pub use name::{ALIASES, Alias, DEFAULT_MODEL, ModelRef};
+pub use name::ModelRef;
 pub use progress::{Progress, Silent};
 pub use settings::StoreSettings;
 

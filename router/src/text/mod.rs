@@ -87,3 +87,6 @@ impl ModelText {
         Ok(ids)
     }
 }
+
+#[cfg(test)]
+mod hostile_tests;

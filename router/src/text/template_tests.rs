@@ -125,7 +125,7 @@ fn nulls_are_absent_and_thoughts_have_both_names() {
 fn values_are_printed_as_in_python() {
     let source = "{{ messages[0].v }} {{ messages[0].v|string }} {{ messages[0].v.f }}";
     let value = json!([{"role": "user", "v": {"a": [1, "it's", null, true], "b": "\n", "f": 1e-7}}]);
-    let printed = r#"{'a': [1, "it's", None, True], 'b': '\\n', 'f': 1e-07}"#;
+    let printed = r#"{'a': [1, "it's", None, True], 'b': '\n', 'f': 1e-07}"#;
     assert_eq!(render(source, value), format!("{printed} {printed} 1e-07"));
 }
 

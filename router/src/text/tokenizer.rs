@@ -34,6 +34,8 @@ pub struct Tokenizer {
     control: Inner,
     /// The same tokenizer, reading special text as text (a setting of the tokenizer, not of a call).
     plain: Inner,
+    /// As `plain`, for a piece of text that isn't the first, where the first alone gets a space before it.
+    later: Option<Inner>,
     specials: Vec<Special>,
     special_texts: SpecialTexts,
     guarded: Guarded,
@@ -55,6 +57,7 @@ impl Tokenizer {
         control.with_padding(None);
         let mut plain = control.clone();
         plain.set_encode_special_tokens(true);
+        let later = without_first_space(&plain).map_err(damaged)?;
         let mut specials: Vec<Special> = control
             .get_added_tokens_decoder()
             .into_iter()
@@ -67,7 +70,7 @@ impl Tokenizer {
         let normalizer = control.get_normalizer().and_then(|n| serde_json::to_string(n).ok()).unwrap_or_default();
         let shrinks = ["NF", "Precompiled", "Regex", "Strip", "Nmt"].iter().any(|name| normalizer.contains(name));
         let vocabulary = Vocabulary::new(&control);
-        Ok(Self { control, plain, specials, special_texts, guarded, shrinks, vocabulary })
+        Ok(Self { control, plain, later, specials, special_texts, guarded, shrinks, vocabulary })
     }
 
     /// Bytes above which no text fits `max_context` tokens, whatever it says.
@@ -87,10 +90,7 @@ impl Tokenizer {
             SpecialText::Control => &self.control,
             SpecialText::Plain => &self.plain,
         };
-        let encoding = tokenizer
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| ApiError::Invalid { message: format!("The text can't be tokenized: {error}"), param: None })?;
-        Ok(encoding.get_ids().to_vec())
+        ids(tokenizer, text, add_special_tokens)
     }
 
     /// Ids of a text in which special text is control, except where it includes the character that ends at one of
@@ -103,20 +103,24 @@ impl Tokenizer {
             return self.encode(text, false, SpecialText::Control);
         }
         runs::check(text)?;
-        let mut ids = Vec::new();
+        let mut out = Vec::new();
         let mut from = 0;
+        let piece = |start: usize, end: usize| match &self.later {
+            Some(later) if start > 0 => ids(later, &text[start..end], false),
+            _ => ids(&self.plain, &text[start..end], false),
+        };
         // Cut at the control tokens; what lies between is one text, however many marks it has.
         for (start, end, id) in self.control_tokens(text, marks) {
             if start > from {
-                ids.extend(self.encode(&text[from..start], false, SpecialText::Plain)?);
+                out.extend(piece(from, start)?);
             }
-            ids.push(id);
+            out.push(id);
             from = end;
         }
         if from < text.len() {
-            ids.extend(self.encode(&text[from..], false, SpecialText::Plain)?);
+            out.extend(piece(from, text.len())?);
         }
-        Ok(ids)
+        Ok(out)
     }
 
     /// Where control tokens are in a text: leftmost, then longest, white space taken as each token asks for.
@@ -180,6 +184,38 @@ impl Tokenizer {
     pub fn guarded(&self) -> &Guarded {
         &self.guarded
     }
+}
+
+fn ids(tokenizer: &Inner, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ApiError> {
+    let encoding = tokenizer
+        .encode_fast(text, add_special_tokens)
+        .map_err(|error| ApiError::Invalid { message: format!("The text can't be tokenized: {error}"), param: None })?;
+    Ok(encoding.get_ids().to_vec())
+}
+
+/// The same tokenizer without the space that it puts before the first piece of a text. None: it puts none there.
+fn without_first_space(tokenizer: &Inner) -> Result<Option<Inner>, tokenizers::Error> {
+    fn change(value: &mut serde_json::Value) -> bool {
+        match value {
+            serde_json::Value::Object(map) => map.iter_mut().fold(false, |changed, (key, value)| {
+                if key == "prepend_scheme" && value == "first" {
+                    *value = "never".into();
+                    return true;
+                }
+                change(value) || changed
+            }),
+            serde_json::Value::Array(items) => items.iter_mut().fold(false, |changed, item| change(item) || changed),
+            _ => false,
+        }
+    }
+    let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() else { return Ok(None) };
+    let mut json = serde_json::to_value(pre_tokenizer)?;
+    if !change(&mut json) {
+        return Ok(None);
+    }
+    let mut later = tokenizer.clone();
+    later.with_pre_tokenizer(Some(serde_json::from_value::<tokenizers::PreTokenizerWrapper>(json)?));
+    Ok(Some(later))
 }
 
 #[cfg(test)]

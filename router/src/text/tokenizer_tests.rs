@@ -260,6 +260,21 @@ fn the_longest_runs_are_tokenized_right_and_soon() {
     }
 }
 
+/// gpt-oss: what frames its messages is shown although it is control, or thoughts could not be told from answers.
+#[test]
+fn frames_of_messages_are_shown() {
+    let mut json: Value = serde_json::from_slice(include_bytes!("../../testdata/tokenizers/main/tokenizer.json")).unwrap();
+    for (id, text) in [(512, "<|start|>"), (513, "<|channel|>"), (514, "<|message|>")] {
+        let token = json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+        json["added_tokens"].as_array_mut().unwrap().push(token);
+    }
+    let tokenizer = Arc::new(Tokenizer::from_json(json.to_string().as_bytes()).unwrap());
+    let ids = tokenizer.encode("<|channel|>a<|message|>b<|im_end|>", false, SpecialText::Control).unwrap();
+    let (pieces, flush) = deltas(&tokenizer, &ids, true);
+    assert_eq!(pieces.concat() + &flush, "<|channel|>a<|message|>b");
+    assert!(!tokenizer.encode("<|channel|>", false, SpecialText::Plain).unwrap().contains(&513));
+}
+
 #[test]
 fn bounds_by_bytes_hold_for_every_string() {
     // WordPiece drops white space, of which there can then be any amount; no generating model has it.

@@ -17,6 +17,9 @@ pub(super) enum Joining {
     Window,
 }
 
+/// Control tokens that stay in the text that a model writes.
+const FRAMING: [&str; 3] = ["<|start|>", "<|channel|>", "<|message|>"];
+
 /// Bytes of every token.
 pub(super) struct Vocabulary {
     bytes: Vec<u8>,
@@ -47,6 +50,8 @@ impl Vocabulary {
         let joining = joining(&steps);
         let added = tokenizer.get_added_vocabulary();
         let size = tokenizer.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        // They frame the messages of gpt-oss: control, and yet what a reader must see to tell thoughts from an answer.
+        let framed = FRAMING.iter().all(|text| tokenizer.token_to_id(text).is_some());
         let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(size), special: Vec::with_capacity(size), joining, longest: 1 };
         for id in 0..size as u32 {
             // Added tokens may be kept in another form for decoding.
@@ -58,7 +63,7 @@ impl Vocabulary {
             }
             table.longest = table.longest.max(table.bytes.len() - start);
             table.ends.push(table.bytes.len() as u32);
-            table.special.push(added.is_special_token(&token));
+            table.special.push(added.is_special_token(&token) && !(framed && FRAMING.contains(&token.as_str())));
         }
         table
     }
