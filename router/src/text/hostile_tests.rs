@@ -101,9 +101,9 @@ fn marked_text_is_cut_as_the_tokenizer_cuts_it() {
     for name in NAMES {
         let tokenizer = tokenizer(name);
         for text in texts(&goldens) {
-            let whole = format!("<|im_start|> {text}<|im_end|>\n</s> {text} [SEP]{text}");
+            let whole = format!("x<|im_start|> {text}<|im_end|>\n</s> {text} [SEP]{text}");
             // A mark where nothing special is.
-            let marks = [whole.len()];
+            let marks = [1];
             let want = tokenizer.encode(&whole, false, SpecialText::Control).unwrap();
             assert_eq!(tokenizer.encode_marked(&whole, &marks).unwrap(), want, "{name} {whole:?}");
         }
@@ -118,9 +118,9 @@ fn only_the_beginning_of_a_marked_text_gets_a_space() {
     json["normalizer"] = Value::Null;
     json["pre_tokenizer"] = serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
     let tokenizer = Tokenizer::from_json(json.to_string().as_bytes()).unwrap();
-    for text in ["Hello</s>world", "</s>Hello", "Hello</s> world</s></s>x"] {
+    for text in ["Hello</s>world", "H</s>Hello", "Hello</s> world</s></s>x"] {
         let want = tokenizer.encode(text, false, SpecialText::Control).unwrap();
-        assert_eq!(tokenizer.encode_marked(text, &[text.len()]).unwrap(), want, "{text}");
+        assert_eq!(tokenizer.encode_marked(text, &[1]).unwrap(), want, "{text}");
     }
 }
 
@@ -135,7 +135,10 @@ fn many_beginnings_of_control_are_no_trap() {
             continue;
         }
         let mut messages = serde_json::json!({"messages": [{"role": "user", "content": text}]});
-        let marker = super::marks::Marker::new(&messages, tokenizer.guarded()).unwrap().unwrap();
+        let Some(marker) = super::marks::Marker::new(&messages, tokenizer.guarded()).unwrap() else {
+            assert!(!text.contains("<|im_end|>"));
+            continue;
+        };
         marker.mark(&mut messages, false);
         let (unmarked, marks) = marker.unmark(messages["messages"][0]["content"].as_str().unwrap());
         assert_eq!(unmarked, text);
