@@ -277,7 +277,7 @@ fn wire_events(events: Events) -> EventStream {
     let wire = |item: Result<(usize, TextEvent), ApiError>| {
         let event = match item {
             Ok((_, TextEvent::Started { .. })) => None,
-            Ok((_, TextEvent::Delta { choice, text, token_ids, logprobs })) => Some(Ok(text_event::Event::Delta(Delta {
+            Ok((_, TextEvent::Delta { choice, text, token_ids, logprobs, .. })) => Some(Ok(text_event::Event::Delta(Delta {
                 index: choice,
                 text,
                 logprobs: logprobs.iter().map(logprob).collect(),

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+pub use crate::text::output::Part;
+
 /// What is to be continued.
 #[derive(Clone, Debug)]
 pub enum Prompt {
@@ -31,6 +33,8 @@ pub struct ChatPrompt {
     pub add_generation_prompt: Option<bool>,
     /// The prompt ends where the last message's content does.
     pub continue_final_message: bool,
+    /// Thoughts and (if there are tools) calls come apart from what is said, as [`Part`]s.
+    pub parsed: bool,
     /// Extra variables for the template (`chat_template_kwargs`).
     pub template_arguments: serde_json::Map<String, Value>,
 }
@@ -128,6 +132,8 @@ pub enum TextEvent {
     Delta {
         choice: u32,
         text: String,
+        /// The same, split, where that was asked for. What is not decided yet comes with a later delta.
+        parts: Vec<Part>,
         token_ids: Vec<u32>,
         logprobs: Vec<TokenLogprob>,
     },

@@ -13,17 +13,36 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::choice::{Choice, logprob};
 use super::dispatch::Dispatch;
 use crate::error::ApiError;
-use crate::request::{Parameters, TextEvent, TokenLogprob, Usage};
-use crate::text::ModelText;
+use crate::request::{Parameters, Part, TextEvent, TokenLogprob, Usage};
+use crate::text::output::Tools;
+use crate::text::{ModelText, OutputParser};
 
 /// Token events that may become one delta.
 const MERGE: usize = 64;
+
+/// Ids at the end of a prompt that tell within what an answer begins.
+const PROMPT_END: usize = 24;
+
+/// An answer is to be split into thoughts, calls and the rest.
+pub struct Split {
+    /// None: calls are not looked for.
+    pub tools: Option<Tools>,
+}
+
+fn parsers(text: &ModelText, split: Option<Split>, prompt_ids: &[u32], n: usize) -> Vec<Option<OutputParser>> {
+    let Some(Split { tools }) = split else { return (0..n).map(|_| None).collect() };
+    let end = text.tokenizer.decode(&prompt_ids[prompt_ids.len().saturating_sub(PROMPT_END)..], false).unwrap_or_default();
+    (0..n).map(|_| OutputParser::new(text.format, tools.clone(), &end)).collect()
+}
 
 /// State of one answer.
 pub struct Answer {
     /// None once every choice has ended: dropping it cancels what the worker still does.
     dispatch: Option<Dispatch>,
     choices: Vec<Choice>,
+    /// Whether deltas have parts; of each choice, what makes them, if there is anything to be told apart.
+    split: bool,
+    parsers: Vec<Option<OutputParser>>,
     /// `Finished` is out.
     told: Vec<bool>,
     /// Tokens that a delta waits for, once a choice has begun to speak.
@@ -43,13 +62,17 @@ impl Answer {
         card: &wire::ModelCard,
         parameters: &Parameters,
         prompt_ids: Vec<u32>,
+        split: Option<Split>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Self, ApiError> {
         let Some(Event::Started(started)) = dispatch.next().await?.event else {
             return Err(ApiError::Internal("The worker answered out of order.".to_owned()));
         };
         let n = parameters.n.unwrap_or(1) as usize;
-        let choices = (0..n).map(|_| Choice::new(text.tokenizer.clone(), parameters, &card.eos_ids, &prompt_ids)).collect();
+        let splits = split.is_some();
+        let kept = if splits { text.format_ids.as_slice() } else { &[] };
+        let choices = (0..n).map(|_| Choice::new(text.tokenizer.clone(), parameters, &card.eos_ids, &prompt_ids, kept)).collect();
+        let parsers = parsers(text, split, &prompt_ids, n);
         let prompt_logprobs: Vec<TokenLogprob> =
             prompt_ids.iter().zip(&started.prompt_logprobs).map(|(&id, entry)| logprob(&text.tokenizer, id, entry)).collect();
         let cached_tokens = started.cached_tokens.min(prompt_ids.len() as u32);
@@ -57,7 +80,19 @@ impl Answer {
         let outbox = [TextEvent::Started { prompt_ids, cached_tokens, prompt_logprobs }].into();
         let interval = parameters.stream_interval.max(1) as usize;
         let (told, spoken) = (vec![false; n], vec![false; n]);
-        Ok(Self { dispatch: Some(dispatch), choices, told, interval, spoken, usage, outbox, failed: None, _permit: permit })
+        Ok(Self {
+            dispatch: Some(dispatch),
+            choices,
+            split: splits,
+            parsers,
+            told,
+            interval,
+            spoken,
+            usage,
+            outbox,
+            failed: None,
+            _permit: permit,
+        })
     }
 
     /// The next event; None after the last.
@@ -119,10 +154,19 @@ impl Answer {
             }
             let output = choice.output();
             let number = index as u32;
-            if !output.is_empty() {
+            let mut parts = Vec::new();
+            if let Some(parser) = &mut self.parsers[index] {
+                parser.push(&output.text, &mut parts);
+                if choice.finished.is_some() && !self.told[index] {
+                    parser.finish(&mut parts);
+                }
+            } else if self.split && !output.text.is_empty() {
+                parts.push(Part::Content(output.text.clone()));
+            }
+            if !output.is_empty() || !parts.is_empty() {
                 self.spoken[index] = true;
                 let (text, token_ids, logprobs) = (output.text, output.token_ids, output.logprobs);
-                self.outbox.push_back(TextEvent::Delta { choice: number, text, token_ids, logprobs });
+                self.outbox.push_back(TextEvent::Delta { choice: number, text, parts, token_ids, logprobs });
             }
             if let Some(reason) = choice.finished.clone().filter(|_| !self.told[index]) {
                 self.told[index] = true;

@@ -60,13 +60,14 @@ pub struct Choice {
 }
 
 impl Choice {
-    pub fn new(tokenizer: Arc<Tokenizer>, parameters: &Parameters, eos_ids: &[u32], prompt: &[u32]) -> Self {
+    /// `kept`: special tokens whose text is shown.
+    pub fn new(tokenizer: Arc<Tokenizer>, parameters: &Parameters, eos_ids: &[u32], prompt: &[u32], kept: &[u32]) -> Self {
         let mut ends = parameters.stop_token_ids.clone();
         if !parameters.ignore_eos {
             ends.extend_from_slice(eos_ids);
         }
         Self {
-            detokenizer: Detokenizer::new(tokenizer.clone(), prompt, parameters.skip_special_tokens.unwrap_or(true)),
+            detokenizer: Detokenizer::new(tokenizer.clone(), prompt, parameters.skip_special_tokens.unwrap_or(true)).keeping(kept),
             tokenizer,
             scanner: StopScanner::new(&parameters.stop, parameters.include_stop),
             stops: parameters.stop.clone(),

@@ -21,12 +21,13 @@ use quire_proto::worker::v1::{GenerateRequest, ModelCard};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use self::answer::Answer;
+use self::answer::{Answer, Split};
 use self::dispatch::Dispatch;
 use crate::config::CoreConfig;
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Model};
-use crate::request::{ChatPrompt, FinishReason, Parameters, Prompt, TextEvent, TextRequest, TokenLogprob, Usage};
+use crate::request::{ChatPrompt, FinishReason, Parameters, Part, Prompt, TextEvent, TextRequest, TokenLogprob, Usage};
+use crate::text::output::Tools;
 use crate::text::{ModelText, marks};
 
 /// Bytes of text above which it is tokenized off the I/O threads: below, the way there costs more than the work.
@@ -113,6 +114,8 @@ pub struct Completed {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompletedChoice {
     pub text: String,
+    /// The same, split, where that was asked for; parts of a kind that follow one another are one.
+    pub parts: Vec<Part>,
     pub token_ids: Vec<u32>,
     pub logprobs: Vec<TokenLogprob>,
     pub reason: Option<FinishReason>,
@@ -156,6 +159,10 @@ impl Core {
         let parameters = request.parameters;
         parameters.validate(&card, &self.config)?;
         let field = field(&request.prompt);
+        let split = match &request.prompt {
+            Prompt::Chat(chat) if chat.parsed => Some(Split { tools: chat.tools.as_ref().map(Tools::new) }),
+            _ => None,
+        };
         let mut prompt_ids = self.prompt_ids(&model, request.prompt, &parameters).await?;
         parameters.shorten(&mut prompt_ids, card.max_context);
         parameters.validate_length(&card, prompt_ids.len(), field)?;
@@ -165,7 +172,7 @@ impl Core {
         let wire = wire_request(&card, &model.name, &parameters, request.request_id, request.cache_salt, prompt_ids.clone());
         let name = model.name.clone();
         let dispatch = Dispatch::start(self.fleet.clone(), model, wire, deadline, self.config.max_attempts).await?;
-        let answer = Answer::start(dispatch, &text, &card, &parameters, prompt_ids, permit).await?;
+        let answer = Answer::start(dispatch, &text, &card, &parameters, prompt_ids, split, permit).await?;
         let inner = stream::unfold(answer, |mut answer| async move { answer.next().await.map(|event| (event, answer)) }).boxed();
         Ok(TextStream { model: name, inner })
     }
@@ -368,17 +375,34 @@ pub async fn collect(mut stream: TextStream) -> Result<Completed, ApiError> {
             TextEvent::Started { prompt_ids, prompt_logprobs, .. } => {
                 (completed.prompt_ids, completed.prompt_logprobs) = (prompt_ids, prompt_logprobs);
             }
-            TextEvent::Delta { choice, text, token_ids, logprobs } => {
-                let choice = completed.choice(choice);
-                choice.text.push_str(&text);
-                choice.token_ids.extend(token_ids);
-                choice.logprobs.extend(logprobs);
+            TextEvent::Delta { choice, text, parts, token_ids, logprobs } => {
+                completed.choice(choice).add(&text, parts, token_ids, logprobs);
             }
             TextEvent::Finished { choice, reason } => completed.choice(choice).reason = Some(reason),
             TextEvent::Usage(usage) => completed.usage = usage,
         }
     }
     Ok(completed)
+}
+
+impl CompletedChoice {
+    /// Appends a delta.
+    pub fn add(&mut self, text: &str, parts: Vec<Part>, token_ids: Vec<u32>, logprobs: Vec<TokenLogprob>) {
+        self.text.push_str(text);
+        self.token_ids.extend(token_ids);
+        self.logprobs.extend(logprobs);
+        for part in parts {
+            match (self.parts.last_mut(), part) {
+                (Some(Part::Content(before)), Part::Content(text)) | (Some(Part::Reasoning(before)), Part::Reasoning(text)) => {
+                    before.push_str(&text);
+                }
+                (Some(Part::Arguments { index, text: before }), Part::Arguments { index: same, text }) if *index == same => {
+                    before.push_str(&text);
+                }
+                (_, part) => self.parts.push(part),
+            }
+        }
+    }
 }
 
 impl Completed {

@@ -41,6 +41,10 @@ impl<'a> Fields<'a> {
 
     /// A value, unless it is absent or null.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
+        #[cfg(test)]
+        if self.path.is_empty() {
+            SEEN.with_borrow_mut(|seen| seen.insert(name.to_owned()));
+        }
         self.map.get(name).filter(|value| !value.is_null())
     }
 
@@ -84,6 +88,12 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(name) else { return Ok(None) };
         reader(value).map(Some).ok_or_else(|| wrong(&self.path(name), wanted, value))
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Names of a body's fields that were looked for, for the test that the API's description tells of all of them.
+    pub static SEEN: std::cell::RefCell<std::collections::BTreeSet<String>> = const { std::cell::RefCell::new(std::collections::BTreeSet::new()) };
 }
 
 /// A finite number at `path`.

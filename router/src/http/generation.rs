@@ -91,11 +91,8 @@ fn add(answer: &mut Completed, event: TextEvent) {
             answer.prompt_ids = prompt_ids;
             answer.prompt_logprobs = prompt_logprobs;
         }
-        TextEvent::Delta { choice, text, token_ids, logprobs } => {
-            let choice = choice_at(answer, choice);
-            choice.text.push_str(&text);
-            choice.token_ids.extend(token_ids);
-            choice.logprobs.extend(logprobs);
+        TextEvent::Delta { choice, text, parts, token_ids, logprobs } => {
+            choice_at(answer, choice).add(&text, parts, token_ids, logprobs);
         }
         TextEvent::Finished { choice, reason } => choice_at(answer, choice).reason = Some(reason),
         TextEvent::Usage(usage) => answer.usage = usage,

@@ -21,6 +21,14 @@ pub trait Chunks: Send + 'static {
     fn event(&mut self, prompt: usize, event: TextEvent, out: &mut Frames);
     /// Frames after the last event.
     fn end(&mut self, out: &mut Frames);
+    /// Frames for an error, which is the last thing.
+    fn failed(&mut self, error: &ApiError, out: &mut Frames) {
+        out.push(&error.body());
+    }
+    /// Whether `[DONE]` tells the end.
+    fn says_done(&self) -> bool {
+        true
+    }
 }
 
 /// Frames that are ready to be sent.
@@ -37,6 +45,14 @@ impl Frames {
             // Chunks are plain structs with string keys: can't fail; half a frame would be worse than none.
             Err(_) => self.0.truncate(length),
         }
+    }
+
+    /// Appends one frame with the name of its event.
+    pub fn push_named(&mut self, name: &str, chunk: &impl Serialize) {
+        self.0.extend_from_slice(b"event: ");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.push(b'\n');
+        self.push(chunk);
     }
 
     fn take(&mut self) -> Bytes {
@@ -91,11 +107,13 @@ impl<C: Chunks> Sending<C> {
         match error {
             Some(error) => {
                 reply::count(error);
-                self.frames.push(&error.body());
+                self.chunks.failed(error, &mut self.frames);
             }
             None => self.chunks.end(&mut self.frames),
         }
-        self.frames.0.extend_from_slice(DONE);
+        if self.chunks.says_done() {
+            self.frames.0.extend_from_slice(DONE);
+        }
         self.done = true;
         // Other prompts of the same call may still run.
         self.events = stream::empty().boxed();
@@ -123,7 +141,7 @@ mod tests {
     }
 
     fn delta(text: &str) -> Result<(usize, TextEvent), ApiError> {
-        let delta = TextEvent::Delta { choice: 0, text: text.to_owned(), token_ids: Vec::new(), logprobs: Vec::new() };
+        let delta = TextEvent::Delta { choice: 0, text: text.to_owned(), parts: Vec::new(), token_ids: Vec::new(), logprobs: Vec::new() };
         Ok((0, delta))
     }
 

@@ -152,7 +152,7 @@ mod tests {
     }
 
     fn delta(ids: &[u32]) -> Result<TextEvent, ApiError> {
-        Ok(TextEvent::Delta { choice: 0, text: "x".to_owned(), token_ids: ids.to_vec(), logprobs: Vec::new() })
+        Ok(TextEvent::Delta { choice: 0, text: "x".to_owned(), parts: Vec::new(), token_ids: ids.to_vec(), logprobs: Vec::new() })
     }
 
     #[test]

@@ -19,6 +19,8 @@ const WINDOW_PRIME: usize = 6;
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     skip_special: bool,
+    /// Special tokens whose text is shown all the same.
+    kept: Vec<u32>,
     state: State,
 }
 
@@ -63,13 +65,20 @@ impl Detokenizer {
                 State::Bytes { characters, start }
             }
         };
-        Self { tokenizer, skip_special, state }
+        Self { tokenizer, skip_special, kept: Vec::new(), state }
+    }
+
+    /// Shows the text of these special tokens, whatever is skipped. (Not with a decoder that only knows whole texts.)
+    #[must_use]
+    pub fn keeping(mut self, ids: &[u32]) -> Self {
+        self.kept = ids.to_vec();
+        self
     }
 
     /// Appends the text that `id` completes.
     pub fn push(&mut self, id: u32, out: &mut String) {
         let vocabulary = &self.tokenizer.vocabulary;
-        if self.skip_special && vocabulary.is_special(id) {
+        if self.skip_special && vocabulary.is_special(id) && !self.kept.contains(&id) {
             return;
         }
         match &mut self.state {

@@ -1,10 +1,11 @@
-//! Text in and out of token ids: chat template, tokenizer, incremental detokenizer, stop strings.
+//! Text in and out of token ids: chat template, tokenizer, incremental detokenizer, stop strings, thoughts and calls.
 //!
 //! Everything here is a function of a model's tokenizer and template and of the text given to it: no request, no worker,
 //! no clock but the one that a template may ask for.
 
 pub mod detokenizer;
 pub mod marks;
+pub mod output;
 mod python;
 pub mod runs;
 mod specials;
@@ -21,6 +22,7 @@ use crate::error::ApiError;
 use crate::request::ChatPrompt;
 
 pub use detokenizer::Detokenizer;
+pub use output::{ChatFormat, OutputParser};
 pub use stop::StopScanner;
 pub use template::ChatTemplate;
 pub use tokenizer::{SpecialText, Tokenizer};
@@ -31,6 +33,9 @@ pub struct ModelText {
     pub template: Option<ChatTemplate>,
     /// Why the model's template can't be used.
     template_problem: Option<String>,
+    /// How the model writes thoughts and calls, and the special tokens by which they are told.
+    pub format: ChatFormat,
+    pub format_ids: Vec<u32>,
     /// Put before text (not before chat, whose template says what it wants).
     bos: Option<u32>,
 }
@@ -39,6 +44,8 @@ impl ModelText {
     /// A tokenizer and a template. With a template that isn't valid the model completes text, and says so when it is to chat.
     #[must_use]
     pub fn new(card: &ModelCard, tokenizer: Arc<Tokenizer>, template: Option<&[u8]>) -> Self {
+        let format = ChatFormat::of_template(&template.map(String::from_utf8_lossy).unwrap_or_default());
+        let format_ids = format.markers().filter_map(|marker| tokenizer.id(marker)).collect();
         let name_of = |id: Option<u32>| id.and_then(|id| tokenizer.piece(id)).unwrap_or_default();
         let template = template
             .map(|source| {
@@ -53,7 +60,7 @@ impl ModelText {
                 (None, Some(error.to_string()))
             }
         };
-        Self { tokenizer, template, template_problem, bos: card.bos_id.filter(|_| card.add_bos) }
+        Self { tokenizer, template, template_problem, format, format_ids, bos: card.bos_id.filter(|_| card.add_bos) }
     }
 
     /// Ids of raw text, in which the text of special tokens is control. With `add_special_tokens`, what the tokenizer

@@ -173,6 +173,12 @@ impl Tokenizer {
         self.control.id_to_token(id)
     }
 
+    /// The id of a token as the vocabulary writes it.
+    #[must_use]
+    pub fn id(&self, piece: &str) -> Option<u32> {
+        self.control.token_to_id(piece)
+    }
+
     /// One more than the largest id.
     #[must_use]
     pub fn size(&self) -> usize {

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions`: a body becomes a request. What is answered is [`chat_answer`](super::chat_answer)'s.
 
 use std::sync::Arc;
 
@@ -7,27 +7,18 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use http::StatusCode;
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::json;
 
 use super::{
-    logprobs::{self, ChatLogprobs},
+    chat_answer::{ChatChunks, View},
     messages,
     parameters::{self, Delivery},
-    wire::{self, AnswerObject, Chunk, ChunkUsage, Head},
+    wire::{self, Head},
 };
 use crate::{
-    core::{Completed, CompletedChoice},
     error::ApiError,
-    http::{
-        App,
-        body::JsonCall,
-        fields::Fields,
-        generation::{self, Tally},
-        reply,
-        sse::{self, Chunks, Frames},
-    },
-    request::{ChatPrompt, Parameters, Prompt, TextEvent},
+    http::{App, body::JsonCall, fields::Fields, generation, reply, sse},
+    request::{ChatPrompt, Parameters, Prompt},
     telemetry::trace::Operation,
 };
 
@@ -36,26 +27,59 @@ pub async fn handle(State(app): State<Arc<App>>, call: JsonCall) -> Response {
     answer(&app, &call).await.unwrap_or_else(ApiError::into_response)
 }
 
-async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
-    let body = Fields::root(&call.body)?;
-    let delivery = parameters::delivery(&body)?;
-    parameters::response_format(&body)?;
-    let parameters = chat_parameters(&body)?;
-    let prompt = messages::chat_prompt(&body)?;
-    let model = wire::model(app, body.string("model")?)?;
+/// What a body asks for.
+struct Asked<'a> {
+    delivery: Delivery,
+    parameters: Parameters,
+    prompt: ChatPrompt,
+    model: Option<&'a str>,
+    cache_salt: Option<&'a str>,
+    /// Text that an answer goes on from, to be put before it.
+    echo: String,
+    reasoning: bool,
+    parallel_calls: bool,
+}
 
-    let object = if delivery.stream { "chat.completion.chunk" } else { "chat.completion" };
-    let head = Head::new("chatcmpl", object, &call.caller, &model);
-    let salt = parameters::cache_salt(&body)?;
-    let echo = echo(&body, &prompt)?;
-    let requests = wire::requests(&call.caller, &model, vec![Prompt::Chat(prompt)], &parameters, salt);
+fn read<'a>(body: &Fields<'a>) -> Result<Asked<'a>, ApiError> {
+    let delivery = parameters::delivery(body)?;
+    parameters::response_format(body)?;
+    let parameters = chat_parameters(body)?;
+    let mut prompt = messages::chat_prompt(body)?;
+    prompt.parsed = true;
+    reasoning_effort(body, &mut prompt)?;
+    Ok(Asked {
+        delivery,
+        parameters,
+        model: body.string("model")?,
+        cache_salt: parameters::cache_salt(body)?,
+        echo: echo(body, &prompt)?,
+        reasoning: body.boolean("include_reasoning")?.unwrap_or(true),
+        parallel_calls: body.boolean("parallel_tool_calls")?.unwrap_or(true),
+        prompt,
+    })
+}
+
+async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
+    let asked = read(&Fields::root(&call.body)?)?;
+    let model = wire::model(app, asked.model)?;
+    let object = if asked.delivery.stream { "chat.completion.chunk" } else { "chat.completion" };
+    let view = View {
+        head: Head::new("chatcmpl", object, &call.caller, &model),
+        delivery: asked.delivery,
+        logprobs: asked.parameters.logprobs.is_some(),
+        prompt_logprobs: asked.parameters.prompt_logprobs.is_some(),
+        choices: asked.parameters.n.unwrap_or(1),
+        echo: asked.echo,
+        reasoning: asked.reasoning,
+        parallel_calls: asked.parallel_calls,
+    };
+    let requests = wire::requests(&call.caller, &model, vec![Prompt::Chat(asked.prompt)], &asked.parameters, asked.cache_salt);
     let events = generation::start(app, Operation::Chat, requests).await?;
-    let view = View { head, delivery, logprobs: parameters.logprobs.is_some(), choices: parameters.n.unwrap_or(1), echo };
-    if delivery.stream {
-        return Ok(sse::response(events, ChatChunks { view, tally: Tally::default() }, app.config.keep_alive));
+    if view.delivery.stream {
+        return Ok(sse::response(events, ChatChunks::new(view), app.config.keep_alive));
     }
     let answers = generation::collect(events, 1).await?;
-    Ok(reply::json(StatusCode::OK, &view.answer(answers.into_iter().next().unwrap_or_default(), &parameters)))
+    Ok(reply::json(StatusCode::OK, &view.answer(answers.into_iter().next().unwrap_or_default())))
 }
 
 fn chat_parameters(body: &Fields<'_>) -> Result<Parameters, ApiError> {
@@ -75,140 +99,34 @@ fn chat_parameters(body: &Fields<'_>) -> Result<Parameters, ApiError> {
     Ok(parameters)
 }
 
-/// With `echo`, the text that an answer goes on from: the content of a last message that is the assistant's.
+/// `reasoning_effort` is a variable of the template; "none" also sets the one by which most models are told not to think.
+pub fn reasoning_effort(body: &Fields<'_>, prompt: &mut ChatPrompt) -> Result<(), ApiError> {
+    let Some(effort) = body.string("reasoning_effort")? else { return Ok(()) };
+    let arguments = &mut prompt.template_arguments;
+    match effort {
+        "minimal" | "low" | "medium" | "high" | "xhigh" => {}
+        "none" => {
+            arguments.entry("enable_thinking").or_insert(json!(false));
+            return Ok(());
+        }
+        other => {
+            let message = format!("`reasoning_effort` must be none, minimal, low, medium, high or xhigh, not `{other}`.");
+            return Err(ApiError::invalid("reasoning_effort", message));
+        }
+    }
+    arguments.entry("reasoning_effort").or_insert(json!(effort));
+    Ok(())
+}
+
+/// With `echo`, the content of a last message that is the assistant's.
 fn echo(body: &Fields<'_>, prompt: &ChatPrompt) -> Result<String, ApiError> {
     let echo = body.boolean("echo")?.unwrap_or(false);
     let last = prompt.messages.last().filter(|message| echo && message["role"] == "assistant");
     Ok(last.and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned())
 }
 
-/// How this call's answer looks.
-struct View {
-    head: Head,
-    delivery: Delivery,
-    logprobs: bool,
-    choices: u32,
-    /// Put before each answer.
-    echo: String,
-}
-
-#[derive(Serialize)]
-struct Choice {
-    index: usize,
-    message: Message,
-    logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<&'static str>,
-    stop_reason: Value,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Vec<u32>>,
-}
-
-#[derive(Serialize)]
-struct Message {
-    role: &'static str,
-    content: String,
-    refusal: Option<()>,
-}
-
-impl View {
-    fn logprobs(&self, tokens: &[crate::request::TokenLogprob]) -> Option<ChatLogprobs> {
-        self.logprobs.then(|| logprobs::chat(tokens, self.delivery.tokens_as_ids))
-    }
-
-    fn answer(&self, answer: Completed, parameters: &Parameters) -> AnswerObject<'_, Choice> {
-        let choice = |(index, choice): (usize, CompletedChoice)| Choice {
-            index,
-            logprobs: self.logprobs(&choice.logprobs),
-            finish_reason: choice.reason.as_ref().map(wire::finish_reason),
-            stop_reason: choice.reason.as_ref().map_or(Value::Null, wire::stop_reason),
-            token_ids: self.delivery.return_token_ids.then_some(choice.token_ids),
-            message: Message { role: "assistant", content: format!("{}{}", self.echo, choice.text), refusal: None },
-        };
-        AnswerObject {
-            head: &self.head,
-            choices: answer.choices.into_iter().enumerate().map(choice).collect(),
-            usage: answer.usage.into(),
-            prompt_token_ids: self.delivery.return_token_ids.then(|| answer.prompt_ids.to_vec()),
-            prompt_logprobs: parameters.prompt_logprobs.map(|_| logprobs::prompt(&answer.prompt_logprobs)),
-        }
-    }
-}
-
-struct ChatChunks {
-    view: View,
-    tally: Tally,
-}
-
-#[derive(Serialize)]
-struct ChunkChoice<'a> {
-    index: u32,
-    delta: DeltaObject<'a>,
-    logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stop_reason: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<&'a [u32]>,
-}
-
-#[derive(Default, Serialize)]
-struct DeltaObject<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<&'a str>,
-}
-
-impl ChatChunks {
-    fn push(&self, choice: ChunkChoice<'_>, prompt_ids: Option<&[u32]>, out: &mut Frames) {
-        let delivery = &self.view.delivery;
-        let usage = match (delivery.continuous_usage, delivery.include_usage) {
-            (true, _) => ChunkUsage::So(self.tally.total().into()),
-            (false, true) => ChunkUsage::Null,
-            (false, false) => ChunkUsage::Absent,
-        };
-        out.push(&Chunk { head: &self.view.head, choices: &[choice], usage, prompt_token_ids: prompt_ids });
-    }
-
-    fn plain(index: u32, delta: DeltaObject<'_>) -> ChunkChoice<'_> {
-        ChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None }
-    }
-}
-
-impl Chunks for ChatChunks {
-    fn event(&mut self, prompt: usize, event: TextEvent, out: &mut Frames) {
-        self.tally.event(prompt, &event);
-        match event {
-            TextEvent::Started { prompt_ids, .. } => {
-                for index in 0..self.view.choices {
-                    let delta = DeltaObject { role: Some("assistant"), content: Some(&self.view.echo) };
-                    let ids = (self.view.delivery.return_token_ids && index == 0).then_some(prompt_ids.as_slice());
-                    self.push(Self::plain(index, delta), ids, out);
-                }
-            }
-            TextEvent::Delta { choice, text, token_ids, logprobs } => {
-                let logprobs = if logprobs.is_empty() { None } else { self.view.logprobs(&logprobs) };
-                let ids = self.view.delivery.return_token_ids.then_some(token_ids.as_slice()).filter(|ids| !ids.is_empty());
-                // Text that waits for the rest of a character or of a stop string: nothing to say yet.
-                if text.is_empty() && logprobs.is_none() && ids.is_none() {
-                    return;
-                }
-                let delta = DeltaObject { role: None, content: Some(&text) };
-                self.push(ChunkChoice { logprobs, token_ids: ids, ..Self::plain(choice, delta) }, None, out);
-            }
-            TextEvent::Finished { choice, reason } => {
-                let plain = Self::plain(choice, DeltaObject::default());
-                let stop_reason = Some(wire::stop_reason(&reason));
-                self.push(ChunkChoice { finish_reason: Some(wire::finish_reason(&reason)), stop_reason, ..plain }, None, out);
-            }
-            TextEvent::Usage(_) => {}
-        }
-    }
-
-    fn end(&mut self, out: &mut Frames) {
-        if self.view.delivery.include_usage {
-            let usage = ChunkUsage::So(self.tally.total().into());
-            out.push(&Chunk::<ChunkChoice<'_>> { head: &self.view.head, choices: &[], usage, prompt_token_ids: None });
-        }
-    }
+/// Reads a body as the route does, for the test of the API's description.
+#[cfg(test)]
+pub fn read_all(body: &serde_json::Value) -> Result<(), ApiError> {
+    read(&Fields::root(body)?).map(|_| ())
 }

@@ -90,6 +90,20 @@ async fn answer(app: &Arc<App>, call: &JsonCall) -> Result<Response, ApiError> {
     Ok(reply::json(StatusCode::OK, &view.answer(answers)))
 }
 
+/// Reads a body as the route does, for the test of the API's description.
+#[cfg(test)]
+pub fn read_all(body: &Value) -> Result<(), ApiError> {
+    let body = Fields::root(body)?;
+    parameters::delivery(&body)?;
+    parameters::response_format(&body)?;
+    let mut parameters = text_parameters(&body, 16)?;
+    body.boolean("echo")?;
+    best_of(&body, &mut parameters, false)?;
+    prompts(&body, 1)?;
+    body.string("model")?;
+    parameters::cache_salt(&body).map(|_| ())
+}
+
 /// `best_of` above `n`: so many are generated, and of them the `n` likeliest are the answer. Some(n) where that is asked.
 fn best_of(body: &Fields<'_>, parameters: &mut Parameters, stream: bool) -> Result<Option<usize>, ApiError> {
     let n = parameters.n.unwrap_or(1);
@@ -304,7 +318,7 @@ impl Chunks for TextChunks {
         self.tally.event(prompt, &event);
         match event {
             TextEvent::Started { prompt_ids, prompt_logprobs, .. } => self.started(prompt, &prompt_ids, &prompt_logprobs, out),
-            TextEvent::Delta { choice, text, token_ids, logprobs } if !self.view.prompt_only => {
+            TextEvent::Delta { choice, text, token_ids, logprobs, .. } if !self.view.prompt_only => {
                 let index = prompt * self.view.choices + choice as usize;
                 let mut chunk = ChunkChoice::new(index, text);
                 chunk.logprobs = if logprobs.is_empty() { None } else { self.view.logprobs(index, &logprobs) };

@@ -25,6 +25,7 @@ pub fn chat_prompt(body: &Fields<'_>) -> Result<ChatPrompt, ApiError> {
         documents: documents(body)?,
         add_generation_prompt: body.boolean("add_generation_prompt")?,
         continue_final_message: body.boolean("continue_final_message")?.unwrap_or(false),
+        parsed: false,
         template_arguments,
     })
 }
@@ -75,7 +76,7 @@ fn message(value: &Value, path: &str) -> Result<Value, ApiError> {
 }
 
 /// Text parts, one a line, as vLLM and llama.cpp join them.
-fn join_parts(parts: &[Value], path: &str) -> Result<String, ApiError> {
+pub fn join_parts(parts: &[Value], path: &str) -> Result<String, ApiError> {
     let mut texts = Vec::with_capacity(parts.len());
     for (index, part) in parts.iter().enumerate() {
         let path = format!("{path}[{index}]");
@@ -106,7 +107,7 @@ fn open_arguments(call: &Value) -> Value {
     call
 }
 
-fn tools(body: &Fields<'_>) -> Result<Option<Value>, ApiError> {
+pub fn tools(body: &Fields<'_>) -> Result<Option<Value>, ApiError> {
     let tools = body.list("tools")?;
     if tools.is_some_and(<[Value]>::is_empty) {
         return Err(ApiError::invalid("tools", "`tools` must hold at least one tool; leave it out otherwise."));
@@ -133,6 +134,9 @@ fn tools(body: &Fields<'_>) -> Result<Option<Value>, ApiError> {
         }
         "auto" => Ok(tools.map(|tools| Value::Array(tools.to_vec()))),
         "required" | "named" if tools.is_none() => Err(ApiError::invalid("tool_choice", "`tool_choice` needs `tools`.")),
+        "named" if !names(tools).any(|name| named(body) == Some(name)) => {
+            Err(ApiError::invalid("tool_choice", "`tool_choice` must name a function of `tools`."))
+        }
         "required" | "named" => {
             Err(ApiError::invalid("tool_choice", "Forcing a tool call is not supported yet; `tool_choice` may be `auto` or `none`."))
         }
@@ -141,6 +145,15 @@ fn tools(body: &Fields<'_>) -> Result<Option<Value>, ApiError> {
             format!("`tool_choice` must be `none`, `auto`, `required` or a named function, not `{other}`."),
         )),
     }
+}
+
+/// The function that `tool_choice` names.
+fn named<'a>(body: &Fields<'a>) -> Option<&'a str> {
+    body.get("tool_choice")?.pointer("/function/name")?.as_str()
+}
+
+fn names<'a>(tools: Option<&'a [Value]>) -> impl Iterator<Item = &'a str> {
+    tools.into_iter().flatten().filter_map(|tool| tool.pointer("/function/name")?.as_str())
 }
 
 #[cfg(test)]

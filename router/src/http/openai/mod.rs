@@ -1,16 +1,23 @@
 //! The OpenAI API to its letter, with the extensions that vLLM and llama.cpp clients use.
 //!
-//! - [`chat`], [`completions`]: parse → core → answer or chunks
+//! - [`chat`] with [`chat_answer`], [`completions`]: parse → core → answer or chunks
 //! - [`parameters`], [`messages`]: what of a body becomes a request
 //! - [`wire`], [`logprobs`]: the objects of answers and chunks
+//! - [`responses`]: the newer form of chat, without storage
 //! - [`models`], [`tokenize`]: the small routes
+//! - [`openapi`]: the description of all of them
 
 pub mod chat;
+pub mod chat_answer;
 pub mod completions;
 pub mod logprobs;
 pub mod messages;
 pub mod models;
+pub mod openapi;
+mod openapi_fields;
 pub mod parameters;
+pub mod responses;
+mod responses_answer;
 pub mod tokenize;
 pub mod wire;
 
@@ -28,6 +35,8 @@ pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
+        .route("/v1/responses", post(responses::handle))
+        .route("/openapi.json", get(openapi::handle))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
         .route("/tokenize", post(tokenize::tokenize))

@@ -82,7 +82,15 @@ pub struct UsageObject {
     completion_tokens: u32,
     total_tokens: u32,
     prompt_tokens_details: PromptDetails,
-    completion_tokens_details: CompletionDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+impl UsageObject {
+    /// Thoughts were told apart by text, so how many tokens they are is not known: nothing is better than 0.
+    pub fn forget_reasoning(&mut self) {
+        self.completion_tokens_details = None;
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -102,7 +110,7 @@ impl From<Usage> for UsageObject {
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens + usage.completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
-            completion_tokens_details: CompletionDetails { reasoning_tokens: 0 },
+            completion_tokens_details: Some(CompletionDetails { reasoning_tokens: 0 }),
         }
     }
 }
