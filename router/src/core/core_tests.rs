@@ -56,6 +56,16 @@ async fn complete(core: &Core, parameters: Parameters) -> Completed {
     collect(core.generate(request(parameters)).await.unwrap()).await.unwrap()
 }
 
+#[test]
+fn kept_special_tokens_are_shown_and_others_are_not() {
+    let tokenizer = Arc::new(crate::text::Tokenizer::from_json(fake::TOKENIZER).unwrap());
+    let (kept, other) = (tokenizer.id("<|im_start|>").unwrap(), tokenizer.id("<|im_end|>").unwrap());
+    let mut detokenizer = crate::text::Detokenizer::new(tokenizer, &[], true).keeping(&[kept]);
+    let mut text = String::new();
+    [kept, other, kept].iter().for_each(|&id| detokenizer.push(id, &mut text));
+    assert_eq!(text, "<|im_start|><|im_start|>");
+}
+
 fn with_eos(text: &str) -> Vec<u32> {
     let mut ids = ids(text);
     ids.push(EOS);

@@ -7,6 +7,8 @@ mod answers;
 mod cases;
 mod grpc;
 mod refusals;
+mod responses;
 mod shutdown;
 mod site;
 mod streams;
+mod tools;

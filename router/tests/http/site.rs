@@ -72,6 +72,7 @@ pub enum Behaviour {
 /// The worker.
 pub struct Fake {
     card: ModelCard,
+    template: Vec<u8>,
     pub behaviour: Mutex<Behaviour>,
     pub requests: Mutex<Vec<GenerateRequest>>,
     /// Streams that are open.
@@ -169,8 +170,8 @@ impl Worker for Fake {
     }
 
     async fn artefact(&self, hash: &str) -> Result<Bytes, Status> {
-        let found = [TOKENIZER, TEMPLATE].into_iter().find(|bytes| digest(bytes) == hash);
-        found.map(Bytes::from_static).ok_or_else(|| Status::not_found("artefact"))
+        let found = [TOKENIZER, &self.template].into_iter().find(|bytes| digest(bytes) == hash);
+        found.map(Bytes::copy_from_slice).ok_or_else(|| Status::not_found("artefact"))
     }
 
     async fn watch(&self, _interval_ms: u32) -> Result<LoadStream, Status> {
@@ -223,6 +224,16 @@ impl Site {
     }
 
     pub async fn with(model: &str, face: FaceConfig, max_context: u32) -> Self {
+        Self::built(model, face, max_context, TEMPLATE.to_vec()).await
+    }
+
+    /// One whose chat template shows that the model writes calls or thoughts with certain markers.
+    pub async fn showing(markers: &str) -> Self {
+        let template = [b"{# ", markers.as_bytes(), b" #}", TEMPLATE].concat();
+        Self::built("tiny", FaceConfig::default(), 1024, template).await
+    }
+
+    async fn built(model: &str, face: FaceConfig, max_context: u32, template: Vec<u8>) -> Self {
         let card = ModelCard {
             names: vec![model.to_owned(), format!("{model}:alias")],
             max_context,
@@ -231,13 +242,13 @@ impl Site {
             eos_ids: vec![EOS],
             max_logprobs: 20,
             tokenizer_hash: digest(TOKENIZER),
-            chat_template_hash: digest(TEMPLATE),
+            chat_template_hash: digest(&template),
             numerics: Some(NumericsFingerprint::default()),
             created: 1_700_000_000,
             ..ModelCard::default()
         };
         let behaviour = Mutex::default();
-        let fake = Arc::new(Fake { card, behaviour, requests: Mutex::default(), open: Arc::default(), taken: Arc::default() });
+        let fake = Arc::new(Fake { card, template, behaviour, requests: Mutex::default(), open: Arc::default(), taken: Arc::default() });
         let fleet = Fleet::new(FleetConfig { watch_interval: Duration::from_millis(500), ..FleetConfig::default() });
         fleet.add("fake", Arc::clone(&fake) as Arc<dyn Worker>);
         assert!(fleet.wait_ready(WAIT).await);
