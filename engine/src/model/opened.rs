@@ -64,7 +64,7 @@ impl<'a> Opened<'a> {
     pub fn tokenizer(&self) -> Result<Tokenizer, ContentError> {
         match (&self.gguf, self.folder) {
             (Some(gguf), _) => Tokenizer::from_gguf(&gguf.metadata),
-            (None, Some(_)) => Err(ContentError::Model("the tokenizer of a Hugging Face folder can't be read yet".to_owned())),
+            (None, Some(folder)) => Tokenizer::from_folder(&folder.folder),
             (None, None) => Err(ContentError::Model("there is no tokenizer".to_owned())),
         }
     }

@@ -8,19 +8,20 @@ use std::{
 use super::{LocalModel, ModelRef, StoreError};
 use crate::model::gguf::{Part, part_of};
 
-/// Finds the model at a path. In a folder: its only `.gguf`, or the parts of its only split one.
+/// Finds the model at a path. In a folder: its only `.gguf`, or the parts of its only split one; a folder with a
+/// `config.json` and safetensors is a model itself.
 pub(super) fn resolve(path: &Path) -> Result<LocalModel, StoreError> {
     let metadata = fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => no_model(path, "there is no such file or folder"),
         _ => StoreError::Io { action: "read", path: path.to_path_buf(), source: error },
     })?;
-    let files = if metadata.is_dir() { in_folder(path)? } else { with_siblings(path)? };
+    let (model, files) = if metadata.is_dir() { in_folder(path)? } else { (None, with_siblings(path)?) };
     let mut bytes = 0;
     for file in &files {
         bytes += fs::metadata(file).map_err(StoreError::io("read", file))?.len();
     }
     let name = ModelRef::Path(path.to_path_buf()).served_name();
-    let first = files.first().cloned().unwrap_or_else(|| path.to_path_buf());
+    let first = model.or_else(|| files.first().cloned()).unwrap_or_else(|| path.to_path_buf());
     Ok(LocalModel { name, source: first.display().to_string(), path: first, files, bytes, sha256: None })
 }
 
@@ -59,7 +60,8 @@ fn with_siblings(path: &Path) -> Result<Vec<PathBuf>, StoreError> {
         .collect()
 }
 
-fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
+/// What the loader opens, if not the first of the files; and the files.
+fn in_folder(folder: &Path) -> Result<(Option<PathBuf>, Vec<PathBuf>), StoreError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(StoreError::io("read", folder))? {
         let entry = entry.map_err(StoreError::io("read", folder))?;
@@ -68,11 +70,16 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
         }
     }
     match models(names.iter().map(String::as_str)).as_slice() {
-        [only] => with_siblings(&folder.join(only)),
-        [] if names.iter().any(|name| name.ends_with(".safetensors")) => {
-            Err(no_model(folder, "it holds safetensors, which can't be loaded yet; a .gguf file is needed"))
+        [only] => with_siblings(&folder.join(only)).map(|files| (None, files)),
+        [] => {
+            let mut weights: Vec<PathBuf> = names.iter().filter(|name| name.ends_with(".safetensors")).map(|name| folder.join(name)).collect();
+            weights.sort_unstable();
+            match (weights.is_empty(), folder.join("config.json").is_file()) {
+                (true, _) => Err(no_model(folder, "there is no .gguf file in it, and there are no .safetensors files")),
+                (false, false) => Err(no_model(folder, "it holds safetensors, but no config.json that describes them")),
+                (false, true) => Ok((Some(folder.to_path_buf()), weights)),
+            }
         }
-        [] => Err(no_model(folder, "there is no .gguf file in it")),
         several => Err(no_model(folder, format!("it holds several models; name one of them: {}", several.join(", ")))),
     }
 }
@@ -80,6 +87,21 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_of_safetensors_is_a_model() {
+        let folder = std::env::temp_dir().join(format!("quire-local-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let refused = |word: &str| assert!(resolve(&folder).unwrap_err().to_string().contains(word), "{word}");
+        refused("there is no .gguf file");
+        fs::write(folder.join("model-00001-of-00002.safetensors"), "ab").unwrap();
+        refused("no config.json");
+        fs::write(folder.join("model-00002-of-00002.safetensors"), "c").unwrap();
+        fs::write(folder.join("config.json"), "{}").unwrap();
+        let found = resolve(&folder).unwrap();
+        assert_eq!((found.path.as_path(), found.files.len(), found.bytes), (folder.as_path(), 2, 3));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn parts_of_split_files() {
