@@ -1,7 +1,7 @@
 //! The `quire` command: one file per verb. It composes the crates and decides nothing.
 //!
 //! - [`serve`], [`worker`], [`router`]: long-running processes
-//! - [`run`], [`pull`], [`list`], [`bench`]: for a person at a terminal
+//! - [`run`], [`pull`], [`list`], [`show`], [`quantize`], [`bench`]: for a person at a terminal
 //! - [`options`], [`ports`], [`models`], [`adapter`], [`process`], [`shutdown`], [`observe`], [`progress`], [`banner`]: what verbs share
 
 #![forbid(unsafe_code)]
@@ -17,9 +17,11 @@ mod ports;
 mod process;
 mod progress;
 mod pull;
+mod quantize;
 mod router;
 mod run;
 mod serve;
+mod show;
 mod shutdown;
 mod worker;
 
@@ -53,6 +55,10 @@ enum Verb {
     /// List the models on this machine
     #[command(visible_alias = "ls")]
     List(list::ListArgs),
+    /// Tell what a model is: architecture, types, sizes, tokenizer
+    Show(show::ShowArgs),
+    /// Write a model in fewer bits: a GGUF file that llama.cpp loads too
+    Quantize(quantize::QuantizeArgs),
     /// Load an OpenAI-compatible server and report latencies and throughput
     Bench(bench::BenchVerb),
 }
@@ -92,6 +98,8 @@ fn start(cli: Cli) -> Result<ExitCode> {
             Verb::Run(args) => run::run(args).await,
             Verb::Pull(args) => pull::run(args).await,
             Verb::List(args) => list::run(&args),
+            Verb::Show(args) => show::run(&args),
+            Verb::Quantize(args) => quantize::run(args),
             Verb::Bench(args) => bench::run(args).await,
         }
     });

@@ -94,7 +94,7 @@ fn load(local: LocalModel, names: Vec<String>, config: &EngineConfig) -> Result<
 }
 
 /// `134515008` → `135M`.
-fn count(number: u64) -> String {
+pub fn count(number: u64) -> String {
     let (value, unit) = match number {
         0..1_000 => return number.to_string(),
         1_000..1_000_000 => (number as f64 / 1e3, "K"),

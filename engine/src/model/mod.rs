@@ -4,10 +4,13 @@
 //! - [`description`]: configuration → what a decoder computes and what its tensors are called, as data
 //! - [`weights`] and [`decoder`]: tensors → packed weights → the forward pass
 //! - [`tokenizer`]: metadata → `tokenizer.json`
+//! - [`about`]: what files are, for people
+//! - [`quantize`]: weights in fewer bits, as a file or at load
 //! - [`load`]: all of it, from a path to something that answers
 //!
 //! Knows no request and no schedule.
 
+pub mod about;
 pub mod checkpoint;
 mod decoder;
 pub mod description;
@@ -17,6 +20,7 @@ pub mod gguf;
 mod load;
 mod map;
 mod opened;
+pub mod quantize;
 pub mod safetensors;
 mod scratch;
 pub mod tokenizer;

@@ -23,23 +23,30 @@ pub enum ValueType {
 }
 
 impl ValueType {
+    /// In the order of their numbers.
+    const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::Bool,
+        Self::String,
+        Self::Array,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
     fn from_number(number: u32) -> Option<Self> {
-        Some(match number {
-            0 => Self::U8,
-            1 => Self::I8,
-            2 => Self::U16,
-            3 => Self::I16,
-            4 => Self::U32,
-            5 => Self::I32,
-            6 => Self::F32,
-            7 => Self::Bool,
-            8 => Self::String,
-            9 => Self::Array,
-            10 => Self::U64,
-            11 => Self::I64,
-            12 => Self::F64,
-            _ => return None,
-        })
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Its number in a file.
+    pub(super) fn number(self) -> u32 {
+        self as u32
     }
 
     /// Bytes of one value; `None` for those that carry a length.

@@ -15,6 +15,7 @@ mod reader;
 mod split;
 mod tensors;
 mod types;
+mod writer;
 
 pub use error::GgufError;
 pub(super) use error::clip;
@@ -23,3 +24,4 @@ pub use metadata::{Entry, Metadata, Scalar, ValueType};
 pub use split::{Part, part_of};
 pub use tensors::TensorInfo;
 pub use types::GgmlType;
+pub use writer::{GgufWriter, Planned, StoredValue};

@@ -5,6 +5,8 @@ use quire_kernels::quant::TensorType;
 /// A tensor type by its GGUF number, whether or not there is arithmetic for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgmlType {
+    /// In a file.
+    pub number: u32,
     pub name: &'static str,
     /// Consecutive columns of one block.
     pub block: usize,
@@ -39,10 +41,10 @@ impl GgmlType {
     /// The type of this number, or why there is none.
     pub fn from_number(number: u32) -> Result<Self, String> {
         if let Some(kernel) = TensorType::from_gguf(number) {
-            return Ok(Self { name: kernel.name(), block: kernel.block_len(), bytes: kernel.block_bytes(), kernel: Some(kernel) });
+            return Ok(Self { number, name: kernel.name(), block: kernel.block_len(), bytes: kernel.block_bytes(), kernel: Some(kernel) });
         }
         if let Some(&(_, name, block, bytes)) = OTHERS.iter().find(|(other, ..)| *other == number) {
-            return Ok(Self { name, block, bytes, kernel: None });
+            return Ok(Self { number, name, block, bytes, kernel: None });
         }
         Err(match number {
             4 | 5 => format!("has type {number} (Q4_2 or Q4_3), which was withdrawn long ago: convert the model again"),
