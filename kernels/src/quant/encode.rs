@@ -34,8 +34,8 @@ fn encoder(tensor_type: TensorType) -> (Encoder, Rule) {
         TensorType::Q4_K => (k_quants::encode_q4_k, Rule::MagnitudeAndMean),
         TensorType::Q5_K => (k_quants::encode_q5_k, Rule::MagnitudeAndMean),
         TensorType::Q6_K => (k_quants::encode_q6_k, Rule::Square),
-        TensorType::IQ4_NL => (iq4::encode_iq4_nl, Rule::Square),
-        TensorType::IQ4_XS => (iq4::encode_iq4_xs, Rule::Square),
+        TensorType::IQ4_NL => (iq4::encode_iq4_nl, Rule::Magnitude),
+        TensorType::IQ4_XS => (iq4::encode_iq4_xs, Rule::Magnitude),
         TensorType::MXFP4 => (iq4::encode_mxfp4, Rule::Same),
     }
 }

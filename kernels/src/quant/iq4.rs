@@ -46,11 +46,24 @@ pub(super) fn mxfp4_block(bytes: &[u8], out: &mut [f32]) {
     nibbles(e8m0_half(bytes[0]), &MXFP4_VALUES, &bytes[1..], out);
 }
 
-/// Position in the table of the value nearest to `x`.
+/// Positions in the table of the values nearest to −128, −127, … 127.
+static NEAREST: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut i = 0;
+    while i < 256 {
+        let x = i as i32 - 128;
+        // Past the middle between this one and the next.
+        while table[i] < 15 && 2 * x > IQ4_VALUES[table[i] as usize] as i32 + IQ4_VALUES[table[i] as usize + 1] as i32 {
+            table[i] += 1;
+        }
+        i += 1;
+    }
+    table
+};
+
+/// Position in the table of the value nearest to `x`, to the half that rounding to an integer leaves.
 fn nearest_iq4(x: f32) -> u8 {
-    // Halfway between neighbours; all above −127 and below 113.
-    const BETWEEN: [f32; 15] = [-115.5, -93.5, -74.0, -57.0, -42.0, -28.5, -16.0, -4.5, 7.0, 19.0, 31.5, 45.5, 61.0, 79.0, 101.0];
-    BETWEEN.iter().fold(0, |count, between| count + u8::from(x > *between))
+    NEAREST[(fit::level(x, -128.0, 127.0) + 128.0) as usize & 255]
 }
 
 /// s with x ≈ s·T\[q\]; negative where the extreme value is positive.

@@ -34,8 +34,10 @@ pub fn requantise(view: &TensorView<'_>, tensor_type: TensorType, importance: Op
         return Err(KernelError::Shape { op: "requantise", detail });
     }
     let matrices = importance.map_or(1, |importance| (importance.len() / columns).max(1));
-    if !view.rows.is_multiple_of(matrices) {
-        let detail = format!("{} rows are no multiple of the {matrices} matrices of their importance", view.rows);
+    let whole = importance.is_none_or(|importance| importance.len() == matrices * columns);
+    if !whole || !view.rows.is_multiple_of(matrices) {
+        let detail =
+            format!("an importance of {} numbers does not fit {} rows of {columns}", importance.map_or(0, <[f32]>::len), view.rows);
         return Err(KernelError::Shape { op: "requantise", detail });
     }
     let rows_each = view.rows / matrices;
