@@ -72,7 +72,8 @@ fn in_folder(folder: &Path) -> Result<(Option<PathBuf>, Vec<PathBuf>), StoreErro
     match models(names.iter().map(String::as_str)).as_slice() {
         [only] => with_siblings(&folder.join(only)).map(|files| (None, files)),
         [] => {
-            let mut weights: Vec<PathBuf> = names.iter().filter(|name| name.ends_with(".safetensors")).map(|name| folder.join(name)).collect();
+            let mut weights: Vec<PathBuf> =
+                names.iter().filter(|name| name.ends_with(".safetensors")).map(|name| folder.join(name)).collect();
             weights.sort_unstable();
             match (weights.is_empty(), folder.join("config.json").is_file()) {
                 (true, _) => Err(no_model(folder, "there is no .gguf file in it, and there are no .safetensors files")),
