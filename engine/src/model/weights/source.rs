@@ -280,7 +280,8 @@ impl<'t, 'a> Source<'t, 'a> {
         let whole = Piece::new(self.weight(name)?);
         let bias = self.take(&format!("{name}{}", self.map.expert_bias))?;
         let bias = bias.map(|bias| values(&bias, count * rows)).transpose()?;
-        let turned = self.map.experts_transposed && !whole.name.ends_with(".weight_packed");
+        // Those that come in blocks lie as they are multiplied.
+        let turned = self.map.experts_transposed && whole.tensor_type.is_float();
         let (stored_rows, stored_columns) = if turned { (columns, rows) } else { (rows, columns) };
         let whole = whole.expect(count * stored_rows, stored_columns)?;
         (0..count)

@@ -95,7 +95,7 @@ pub const FAMILIES: &[Family] = &[
         change: one_norm,
         ..LAYER_NORM
     },
-    Family { name: "starcoder2", ..LAYER_NORM },
+    Family { name: "starcoder2", full_every: 0, ..LAYER_NORM },
     Family { name: "gpt2", turning: Turning::None, change: gpt2, ..LAYER_NORM },
     Family { name: "gptneox", activation: Activation::GeluExact, change: neox, ..LAYER_NORM },
     Family { name: "falcon", activation: Activation::GeluExact, parallel: true, change: falcon, ..LAYER_NORM },

@@ -150,7 +150,8 @@ impl<'g, 'a> Keys<'g, 'a> {
             beta_fast: self.positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: self.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             original_context: self.needed_size(ORIGINAL, CONTEXT)? as f64,
-            truncate: true,
+            // What no key says: gpt-oss was trained without.
+            truncate: self.architecture != "gpt-oss",
         };
         yarn.apply(values, base);
         Ok(Yarn::magnitude(factor, 1.0))
