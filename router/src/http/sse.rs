@@ -166,7 +166,7 @@ mod tests {
     #[tokio::test]
     async fn silence_is_filled_with_comments() {
         let slow = stream::once(async {
-            tokio::time::sleep(Duration::from_millis(80)).await;
+            tokio::time::sleep(Duration::from_millis(400)).await;
             delta("late")
         });
         let answer = response(slow.boxed(), Echo, Duration::from_millis(30));

@@ -57,10 +57,10 @@ fn examples() -> Vec<Case> {
     vec![
         (
             "<tool_call> </think>",
-            "<think>\nWhich city? 日本 🗼\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"東京 e\u{301} 🗼\"}}\n</tool_call>",
+            "<think>\nWhich city? 日本 🗼\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"東京 x\u{301} 🗼\"}}\n</tool_call>",
             "I look.",
             "Which city? 日本 🗼",
-            vec![("now", json!({})), ("get_weather", json!({"city": "東京 e\u{301} 🗼"}))],
+            vec![("now", json!({})), ("get_weather", json!({"city": "東京 x\u{301} 🗼"}))],
         ),
         ("<|start_header_id|>", "{\"name\": \"now\", \"parameters\": {}}", "", "", vec![("now", json!({}))]),
         (
