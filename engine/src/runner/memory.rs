@@ -69,13 +69,16 @@ impl MemoryPlan {
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let KvShape { blocks, block_size, layers, kv_type, .. } = self.kv;
+        let KvShape { blocks, block_size, kv_type, .. } = self.kv;
         let (kind, bytes) = (kv_type.name(), Bytes(self.kv_bytes()));
         if let [GroupKind::Full] = self.footprint.groups[..] {
             let (tokens, each) = (blocks.saturating_mul(block_size), Bytes(self.block_bytes() / block_size.max(1)));
             write!(f, "KV: {blocks} blocks × {block_size} tokens = {tokens} tokens ({kind}, {each} per token, {bytes})")?;
         } else {
             let each = Bytes(self.block_bytes());
+            let mut layers: Vec<_> = self.kv_shapes.iter().map(|shape| shape.layers.to_string()).collect();
+            layers.dedup();
+            let layers = layers.join(" or ");
             write!(f, "KV: {blocks} blocks × {block_size} tokens × {layers} layers ({kind}, {each} per block, {bytes}), ")?;
             write!(f, "groups: {}", Groups(&self.footprint.groups))?;
         }
@@ -281,7 +284,7 @@ mod tests {
     use quire_kernels::backend::{Activation, RopeStyle};
 
     use super::*;
-    use crate::model::description::{Attention, Branch, Dense, FeedForward, Layer, Norm, Rope};
+    use crate::model::description::{Attention, Branch, Dense, FeedForward, Layer, Norm, Reach, Rope};
 
     /// SmolLM2 135M.
     fn description() -> Description {
@@ -326,6 +329,58 @@ mod tests {
         assert_eq!(plan.to_string(), "KV: 2048 blocks × 16 tokens = 32768 tokens (f16, 22.5 KiB per token, 720 MiB): 4 × 8192");
         assert_eq!(plan.limits.blocks_per_sequence, 512);
         assert_eq!((plan.limits.rows, plan.limits.sequences, plan.limits.logit_rows), (512, 64, 64));
+    }
+
+    /// Gemma 3 4B, as far as the cache goes.
+    fn with_windows() -> Description {
+        let mut description = description();
+        let mut layer = description.layers[0].clone();
+        (layer.attention.kv_heads, layer.attention.head_dim, layer.attention.value_dim) = (4, 256, 256);
+        description.trained_context = 131_072;
+        description.layers = (1..=34)
+            .map(|number| {
+                layer.attention.reach = if number % 6 == 0 { Reach::All } else { Reach::Window(1024) };
+                layer.clone()
+            })
+            .collect();
+        description
+    }
+
+    #[test]
+    fn groups_are_planned_and_printed() {
+        let config = EngineConfig { kv_blocks: 6963, max_context: 32_768, ..EngineConfig::default() };
+        let plan = plan_memory(&config, &with_windows(), 0, None).unwrap();
+        assert_eq!(
+            plan.to_string(),
+            "KV: 6963 blocks × 16 tokens × 5 layers (f16, 320 KiB per block, 2.1 GiB), groups: 1 full, 6 of window 1024: 2 × 32768"
+        );
+        // A sequence: all of the past once, and six windows of 1,024 tokens and the 512 rows of a step.
+        assert_eq!(plan.footprint.peak(32_768), 2048 + 6 * 97);
+        assert_eq!(plan.kv_bytes(), 6963 * 320 * 1024);
+        let bytes = EngineConfig { kv_bytes: 4 << 30, ..EngineConfig::default() };
+        assert_eq!(plan_memory(&bytes, &with_windows(), 0, None).unwrap().kv.blocks, (4 << 30) / (320 << 10));
+        // What is asked for is refused with what it would take.
+        let error = plan_memory(&EngineConfig { kv_blocks: 2629, ..config }, &with_windows(), 0, None).unwrap_err();
+        assert!(error.contains("--kv-blocks to 2630 (822 MiB)"), "{error}");
+        // By default: four of the longest, each with its windows.
+        let plan = plan_memory(&EngineConfig::default(), &with_windows(), 0, None).unwrap();
+        assert_eq!((plan.full_contexts(), plan.kv.blocks), (4, 4 * (8192 + 6 * 97)));
+        // Not even one token of a sequence fits.
+        let few = EngineConfig { kv_blocks: 6, ..EngineConfig::default() };
+        assert!(plan_memory(&few, &with_windows(), 0, None).unwrap_err().contains("--kv-blocks to 7 "));
+    }
+
+    #[test]
+    fn layers_of_two_sizes_share_blocks() {
+        let mut description = with_windows();
+        for layer in description.layers.iter_mut().filter(|layer| layer.attention.reach == Reach::All) {
+            (layer.attention.kv_heads, layer.attention.head_dim, layer.attention.value_dim) = (2, 512, 512);
+        }
+        let config = EngineConfig { kv_blocks: 1000, max_context: 4096, ..EngineConfig::default() };
+        let plan = plan_memory(&config, &description, 0, None).unwrap();
+        let layers: Vec<_> = plan.kv_shapes.iter().map(|shape| (shape.kv_heads, shape.layers)).collect();
+        assert_eq!((layers, &plan.kv_groups[..]), (vec![(4, 5), (2, 5)], &[1, 0, 0, 0, 0, 0, 0][..]));
+        assert!(plan.to_string().contains("× 5 layers (f16, 320 KiB per block"), "{plan}");
     }
 
     #[test]
