@@ -13,7 +13,7 @@ use crate::common::{Random, Shape, Tables, Tensor, limits};
 
 pub const VOCABULARY: usize = 70;
 /// Keys that any sequence may have.
-pub const LENGTHS: [usize; 4] = [40, 9, 70, 3];
+pub const LENGTHS: [usize; 4] = [24, 9, 45, 3];
 const BLOCK: usize = 16;
 
 /// Rows of a step: sequence, first position, end.
@@ -221,7 +221,7 @@ pub fn shape() -> Shape {
 /// Runs `steps` of a case.
 pub fn run<B: Backend>(
     backend: B,
-    case: &dyn Fn(&mut Setup<B>) -> Box<dyn Step<B>>,
+    case: impl Fn(&mut Setup<B>) -> Box<dyn Step<B>>,
     seed: u64,
     types: &[TensorType],
     steps: &[Chunks],

@@ -47,7 +47,7 @@ macro_rules! invariance {
                     for seed in 100..100 + $seeds {
                         let mut first = None;
                         for (i, steps) in schedules().iter().enumerate() {
-                            let got = bits(&run(cpu(isa, 1 + i % 2), &$case, seed, types, steps));
+                            let got = bits(&run(cpu(isa, 1 + i % 2), $case, seed, types, steps));
                             let want = first.get_or_insert_with(|| got.clone());
                             for (got, want) in got.iter().zip(want.iter()) {
                                 assert!(got == want, "{}, seed {seed}, {types:?}: row {:?} of schedule {i}", isa.name(), got.0);

@@ -37,7 +37,7 @@ fn distance(got: &Outputs, want: &Outputs) -> f32 {
 
 /// Two steps: the past, then the ends, of all sequences.
 fn steps() -> Vec<Chunks> {
-    let past = [20, 0, 40, 2];
+    let past = [10, 0, 25, 2];
     let first = past.iter().enumerate().filter(|(_, n)| **n > 0).map(|(s, &n)| (s, 0, n)).collect();
     vec![first, past.iter().enumerate().map(|(s, &n)| (s, n, LENGTHS[s])).collect()]
 }
@@ -49,9 +49,9 @@ macro_rules! parity {
             for (types, bound) in [(&FLOATS[..], $floats), (&BLOCKS[..], $blocks)] {
                 let mut worst = 0.0_f32;
                 for seed in 0..$seeds {
-                    let want = run(Reference::new(Numerics::Quantised), &$case, seed, types, &steps());
+                    let want = run(Reference::new(Numerics::Quantised), $case, seed, types, &steps());
                     for isa in Isa::all_available() {
-                        let got = run(cpu(isa, 1 + seed as usize % 3), &$case, seed, types, &steps());
+                        let got = run(cpu(isa, 1 + seed as usize % 3), $case, seed, types, &steps());
                         let d = distance(&got, &want);
                         assert!(d <= bound, "{}, seed {seed}, {types:?}: {d:e} from the reference", isa.name());
                         worst = worst.max(d);
