@@ -139,7 +139,7 @@ impl Walk {
         let blocks = 8 + random.below(57);
         let max_rows = 4 + random.below(40);
         let max_prefill_chunk = 1 + random.below(max_rows);
-        let groups = if seed % 3 == 0 { vec![GroupKind::Full] } else { groups(&mut random, blocks, max_prefill_chunk) };
+        let groups = if seed.is_multiple_of(3) { vec![GroupKind::Full] } else { groups(&mut random, blocks, max_prefill_chunk) };
         let config = SchedulerConfig {
             max_sequences: 1 + random.below(9),
             max_rows,

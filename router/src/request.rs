@@ -11,6 +11,7 @@ pub use crate::text::output::Part;
 
 /// What is to be continued.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // One a request; a box would only move it.
 pub enum Prompt {
     /// Raw text; the tokenizer's own special tokens (BOS) are added. Special-token text in it is control, as vLLM and
     /// llama.cpp do for completions.

@@ -161,10 +161,8 @@ unsafe fn score_tile<S: Simd, T: Element, const R: usize, const J: usize, const 
     unsafe {
         let q = tile.q.add(row * tile.key_dim);
         let (mut pointers, mut ahead) = ([std::ptr::null::<T>(); J], [std::ptr::null::<u8>(); J]);
-        for j in 0..J {
-            pointers[j] = keys.here[g + j];
-            ahead[j] = keys.ahead[g + j];
-        }
+        pointers.copy_from_slice(&keys.here[g..g + J]);
+        ahead.copy_from_slice(&keys.ahead[g..g + J]);
         let mut sums = [[S::zero(); J]; R];
         for d in 0..tile.key_dim {
             let mut k = [S::zero(); J];
@@ -355,7 +353,7 @@ unsafe fn value_tile<S: Simd, T: Element, const R: usize, const J: usize, const 
                     // As many vectors as these come from the next piece's keys, a line after the other.
                     for j in 0..J {
                         let vector = key % LANES * (tile.padded / LANES) + column + j;
-                        if tile.block_size > LANES || (column + j) % Lines::<T>::PER_LINE == 0 {
+                        if tile.block_size > LANES || (column + j).is_multiple_of(Lines::<T>::PER_LINE) {
                             S::prefetch(ahead.wrapping_add(vector * tile.block_size * size_of::<T>()));
                         }
                     }

@@ -100,6 +100,7 @@ fn run<B: Backend>(backend: &B, kv: &mut B::Kv, plan: &StepPlan, kv_type: KvType
 }
 
 #[test]
+#[allow(clippy::type_complexity)] // A table of cases.
 fn blocks_pass_from_group_to_group() {
     for kv_type in KvType::ALL {
         let (fast, slow) = (cpu(Isa::all_available()[0], 2), Reference::new(Numerics::Exact));

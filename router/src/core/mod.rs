@@ -84,6 +84,7 @@ pub struct ModelView {
 
 /// What is to be tokenized.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // One a call; a box would only move it.
 pub enum TokenizeInput {
     /// Text; `add_special_tokens` as for a completions prompt.
     Text { text: String, add_special_tokens: bool },

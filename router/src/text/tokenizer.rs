@@ -210,7 +210,7 @@ fn without_first_space(tokenizer: &Inner) -> Result<Option<Inner>, tokenizers::E
                 }
                 change(value) || changed
             }),
-            serde_json::Value::Array(items) => items.iter_mut().fold(false, |changed, item| change(item) || changed),
+            serde_json::Value::Array(items) => items.iter_mut().map(change).filter(|changed| *changed).count() > 0,
             _ => false,
         }
     }

@@ -25,6 +25,8 @@ use crate::cache::{CacheLayout, LayerCache};
 pub(super) mod limits {
     pub const LAYERS: u64 = 4096;
     pub const WIDTH: u64 = 1 << 20;
+    /// Elements of a head.
+    pub const HEAD_WIDTH: u64 = 1 << 13;
     pub const HEADS: u64 = 1 << 14;
     pub const CONTEXT: u64 = 1 << 30;
     pub const VOCABULARY: u64 = 1 << 24;

@@ -24,7 +24,7 @@ pub(super) fn check(charsmap: &[u8]) -> Result<(), String> {
     }
     let word = |at: usize| charsmap.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
     let length = word(0).ok_or("is cut short")? as usize;
-    if length % 4 != 0 || length == 0 || charsmap.len() < 4 + length {
+    if !length.is_multiple_of(4) || length == 0 || charsmap.len() < 4 + length {
         return Err(format!("says that its table has {length} bytes"));
     }
     let texts = std::str::from_utf8(&charsmap[4 + length..]).map_err(|_| "has replacements that are not UTF-8")?;

@@ -62,6 +62,7 @@ struct AddedToken<'v> {
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
+#[allow(clippy::large_enum_variant)] // There is one.
 enum Model<'v> {
     #[serde(rename = "BPE")]
     Bpe {

@@ -152,7 +152,7 @@ fn named<'a>(body: &Fields<'a>) -> Option<&'a str> {
     body.get("tool_choice")?.pointer("/function/name")?.as_str()
 }
 
-fn names<'a>(tools: Option<&'a [Value]>) -> impl Iterator<Item = &'a str> {
+fn names(tools: Option<&[Value]>) -> impl Iterator<Item = &str> {
     tools.into_iter().flatten().filter_map(|tool| tool.pointer("/function/name")?.as_str())
 }
 

@@ -1,6 +1,9 @@
 //! The formats, as a table: by what a template's source shows of them, and by the markers between which calls and
 //! thoughts stand.
 
+/// Reads (id, name) from a header.
+pub(super) type Split = fn(&str) -> Option<(Option<String>, String)>;
+
 /// How a call is written after its opener, where it isn't JSON.
 pub(super) enum Body {
     /// It is JSON.
@@ -8,7 +11,7 @@ pub(super) enum Body {
     /// `<function=…><parameter=…>` or a name with `<arg_key>`, `<arg_value>`, up to the closer.
     Tagged,
     /// A header with the name, then the arguments as JSON. The function reads (id, name) from the header.
-    Named(fn(&str) -> Option<(Option<String>, String)>),
+    Named(Split),
     /// `call:name{key:value}` up to the closer; strings stand between two of these.
     Braces(&'static str),
     /// Messages with channels and recipients.

@@ -157,8 +157,8 @@ impl OutputParser {
     fn start(&mut self) -> bool {
         let text = self.held.trim_start();
         let Some(thoughts) = self.thoughts.filter(|_| !text.is_empty()) else { return false };
-        if text.starts_with(thoughts.open) {
-            self.held = text[thoughts.open.len()..].to_owned();
+        if let Some(rest) = text.strip_prefix(thoughts.open) {
+            self.held = rest.to_owned();
             self.state = State::Thoughts;
             self.trim = true;
         } else if thoughts.open.starts_with(text) {

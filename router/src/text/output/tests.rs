@@ -81,6 +81,7 @@ const GENERIC: &str = "tools";
 const LLAMA4: &str = "<|header_start|>";
 
 /// Template, what a model says, the content and the calls that are in it.
+#[allow(clippy::type_complexity)] // A table of cases.
 fn examples() -> Vec<(&'static str, &'static str, &'static str, Vec<(String, Value)>)> {
     let paris = || call("get_weather", json!({"city": "Paris 🗼 日本 e\u{301}"}));
     let two = || vec![call("get_weather", json!({"city": "Ulm", "days": 2})), call("now", json!({}))];

@@ -6,7 +6,7 @@ use super::{Keys, vocabulary};
 use crate::model::{
     description::{
         Attention, Branch, Dense, Description, Experts, FeedForward, HeadNorm, Layer, Norm, Reach, Router, TensorMap,
-        limits::{CONTEXT, EXPERTS, HEADS, LAYERS, WIDTH},
+        limits::{CONTEXT, EXPERTS, HEAD_WIDTH, HEADS, LAYERS, WIDTH},
         names::Role,
     },
     error::ContentError,
@@ -252,9 +252,9 @@ impl Family {
 }
 
 fn head_dim(keys: &Keys<'_, '_>, hidden: usize, heads: usize) -> Result<usize, ContentError> {
-    match keys.size("attention.key_length", WIDTH)? {
+    match keys.size("attention.key_length", HEAD_WIDTH)? {
         Some(head_dim) => Ok(head_dim),
-        None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
+        None if hidden.is_multiple_of(heads) && (hidden / heads) as u64 <= HEAD_WIDTH => Ok(hidden / heads),
         None => Err(ContentError::Model(format!("a width of {hidden} can't be shared by {heads} heads"))),
     }
 }

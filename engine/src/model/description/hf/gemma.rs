@@ -113,7 +113,7 @@ pub fn gemma4(config: &Config<'_>, checkpoint: &Checkpoint<'_>) -> Translated {
     let mut description = start(config, checkpoint, &tensors, &[(SLIDING, defaults)])?;
     sandwich(config, &mut description)?;
     softcaps(config, &mut description)?;
-    let every = |layer: usize| if (layer + 1) % 6 == 0 { FULL } else { SLIDING };
+    let every = |layer: usize| if (layer + 1).is_multiple_of(6) { FULL } else { SLIDING };
     let types = layer_types(config, description.layers.len(), every)?;
     set_reach(config, &mut description.layers, &types)?;
     head_norms(&mut description, rms(config, 1e-6)?, Span::Head);
