@@ -50,6 +50,12 @@ impl Tokenizer {
     /// # Errors
     /// [`ApiError::Internal`]: the file is damaged.
     pub fn from_json(json: &[u8]) -> Result<Self, ApiError> {
+        // The library panics on some damaged files; that must cost no more than this model.
+        std::panic::catch_unwind(|| Self::read(json))
+            .unwrap_or_else(|_| Err(ApiError::Internal("The model's tokenizer can't be loaded: the file is damaged.".to_owned())))
+    }
+
+    fn read(json: &[u8]) -> Result<Self, ApiError> {
         let damaged = |error: tokenizers::Error| ApiError::Internal(format!("The model's tokenizer can't be loaded: {error}"));
         let mut control = Inner::from_bytes(json).map_err(damaged)?;
         // A file may ask for them; a server must not cut or fill prompts.
