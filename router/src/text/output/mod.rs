@@ -6,9 +6,12 @@
 //!
 //! Never knows a protocol: names of fields, ids of calls and finish reasons are the faces'.
 
+mod calls;
 mod formats;
+mod harmony;
 mod json_call;
 mod literals;
+mod markers;
 mod parser;
 #[cfg(test)]
 mod tests;
