@@ -32,7 +32,7 @@ impl Default for Policy {
             bypass_for: Duration::from_secs(2),
             growth_reserve: 0.75,
             growth_cap: 1024,
-            prefill_floor: 8,
+            prefill_floor: 2,
         }
     }
 }
