@@ -10,7 +10,7 @@ use quire_engine::{
     config::{BackendChoice, EngineConfig},
     store::{DEFAULT_MODEL, ModelRef},
 };
-use quire_kernels::backend::KvType;
+use quire_kernels::{backend::KvType, quant::TensorType};
 
 // Which models, under which names.
 #[derive(Args, Clone, Debug)]
@@ -58,6 +58,9 @@ pub struct EngineOptions {
     /// Compute threads [default: one per physical core]
     #[arg(long, short = 't', env = "QUIRE_THREADS")]
     threads: Option<usize>,
+    /// Quantise matrices at load, e.g. q8_0: those that take fewer bytes so [default: as they are stored]
+    #[arg(long, value_name = "TYPE", value_parser = crate::quantize::tensor_type, env = "QUIRE_QUANTIZE")]
+    quantize: Option<TensorType>,
     /// How keys and values are stored; q8 and fp8 take little more than half of f16's memory
     #[arg(long, value_enum, default_value_t = KvTypeName::F16, env = "QUIRE_KV_TYPE")]
     kv_type: KvTypeName,
@@ -172,6 +175,7 @@ impl EngineOptions {
         Ok(EngineConfig {
             backend: self.backend.into(),
             threads: self.threads.unwrap_or(0),
+            quantize: self.quantize,
             kv_type: self.kv_type.into(),
             block_size: self.block_size,
             kv_bytes: self.kv_bytes.unwrap_or(0),

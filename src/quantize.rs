@@ -41,7 +41,8 @@ fn mix(name: &str) -> Result<Mix> {
     Mix::from_name(name).with_context(|| format!("`{name}` is no type; there are {}", Mix::names().collect::<Vec<_>>().join(", ")))
 }
 
-fn tensor_type(name: &str) -> Result<TensorType> {
+/// A tensor type by its name, in any case.
+pub fn tensor_type(name: &str) -> Result<TensorType> {
     let found = TensorType::ALL.into_iter().find(|tensor_type| tensor_type.name().eq_ignore_ascii_case(name));
     found.with_context(|| format!("`{name}` is no type; there are {}", TensorType::ALL.map(TensorType::name).join(", ")))
 }

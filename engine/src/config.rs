@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quire_kernels::backend::KvType;
+use quire_kernels::{backend::KvType, quant::TensorType};
 
 use crate::scheduler::Policy;
 
@@ -22,6 +22,8 @@ pub struct EngineConfig {
     pub backend: BackendChoice,
     /// Compute threads. 0: one per physical core that this process may use.
     pub threads: usize,
+    /// Type that matrices are packed in, where that takes fewer bytes than their own. `None`: as they are stored.
+    pub quantize: Option<TensorType>,
     pub kv_type: KvType,
     /// Tokens per KV block.
     pub block_size: usize,
@@ -63,6 +65,7 @@ impl Default for EngineConfig {
         Self {
             backend: BackendChoice::Cpu,
             threads: 0,
+            quantize: None,
             kv_type: KvType::F16,
             block_size: 16,
             kv_bytes: 0,

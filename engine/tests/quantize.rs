@@ -7,12 +7,19 @@ mod gguf_writer;
 use std::path::{Path, PathBuf};
 
 use gguf_writer::{Value, Writer};
-use quire_engine::model::{
-    checkpoint::Tensors,
-    gguf::{Gguf, GgufFile},
-    quantize::{Importance, Mix, QuantizeOptions, Summary, quantize_file, requantise},
+use quire_engine::{
+    config::EngineConfig,
+    model::{
+        checkpoint::Tensors,
+        executor_on,
+        gguf::{Gguf, GgufFile},
+        quantize::{Importance, Mix, QuantizeOptions, Summary, quantize_file, requantise},
+    },
 };
-use quire_kernels::quant::{TensorType, TensorView, dequantize};
+use quire_kernels::{
+    quant::{TensorType, TensorView, dequantize},
+    reference::{Numerics, Reference},
+};
 
 fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models").join(name)
@@ -210,4 +217,21 @@ fn pieces_of_a_tensor_are_as_the_whole() {
     assert!(loss(&values, &decoded) < 0.1);
     assert!(requantise(&TensorView { columns: 500, ..view }, TensorType::Q4_0, None).is_err());
     assert!(requantise(&view, TensorType::Q4_0, Some(&importance[..600])).is_err());
+}
+
+#[test]
+fn quantised_at_load_is_as_quantised_before() {
+    let folder = Folder::new("load");
+    let (source, path) = (testdata("llama-F32.gguf"), folder.0.join("q8_0.gguf"));
+    quantize(&source, &path, &QuantizeOptions { pure: true, ..options("q8_0") });
+    let load = |path: &Path, quantize: Option<TensorType>| {
+        let config = EngineConfig { quantize, max_context: 64, kv_blocks: 16, ..EngineConfig::default() };
+        let loaded = executor_on(Reference::new(Numerics::Exact), path, vec!["m".to_owned()], &config).unwrap();
+        (loaded.memory.weights_bytes, loaded.card.weights_hash)
+    };
+    let (plain, at_load, before) = (load(&source, None), load(&source, Some(TensorType::Q8_0)), load(&path, None));
+    assert_eq!(at_load.0, before.0);
+    assert!(at_load.0 < plain.0 && at_load.1 != plain.1);
+    // What is smaller already stays.
+    assert_eq!(load(&path, Some(TensorType::F16)).0, before.0);
 }

@@ -16,6 +16,7 @@ use std::{
 use quire_engine::model::{
     Description,
     checkpoint::{QuantConfig, Tensors},
+    description::hf,
     gguf::Gguf,
     safetensors::Safetensors,
     tokenizer::Tokenizer,
@@ -116,6 +117,7 @@ fn config(bytes: &[u8]) {
     let Ok(config) = serde_json::from_slice(bytes) else { return };
     let _ = QuantConfig::from_config(&config);
     let _ = QuantConfig::from_quantization(&config);
+    let _ = hf::translate(&serde_json::Value::Object(config), &|_| false);
 }
 
 fn tokenizer(bytes: &[u8]) {
@@ -135,7 +137,7 @@ fn targets() -> Vec<Target> {
         found
     };
     let checkpoints = below("engine/testdata/quantised", "model.safetensors");
-    let configs = below("engine/testdata/quantised", "config.json");
+    let configs = [below("engine/testdata/quantised", "config.json"), below("engine/testdata/models", "config.json")].concat();
     let tokenizers = below("router/testdata/tokenizers", "tokenizer.json");
     vec![
         Target { name: "gguf", factor: 4, read: gguf, borrowed: Vec::new() },

@@ -69,7 +69,12 @@ impl<B: Backend> Prepared<B> {
 /// As [`load`].
 pub fn executor_on<B: Backend>(backend: B, path: &Path, names: Vec<String>, config: &EngineConfig) -> Result<Prepared<B>, ModelError> {
     let checkpoint = Checkpoint::open(path)?;
-    let opened = Opened::new(&checkpoint).map_err(|error| error.at(path))?;
+    let mut opened = Opened::new(&checkpoint).map_err(|error| error.at(path))?;
+    if let Some(tensor_type) = config.quantize {
+        opened.tensors.requantise_to(Some(tensor_type));
+        // Other arithmetic: another model, for those who compare fingerprints.
+        opened.settings.push(("quantize".to_owned(), tensor_type.name().into()));
+    }
     let began = Instant::now();
     // A tokenizer that can't be used is told before the weights are packed.
     let (weights_hash, tokenizer) = rayon::join(|| weights_hash(&opened.settings, &opened.tensors), || opened.tokenizer());

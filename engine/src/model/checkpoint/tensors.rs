@@ -70,6 +70,7 @@ pub struct Tensors<'a> {
     entries: Vec<(TensorFacts, Stored<'a>)>,
     /// What the files hold, by name: the same, but for weights that several stored tensors make.
     pieces: Vec<(TensorFacts, &'a [u8])>,
+    requantise: Option<TensorType>,
 }
 
 /// Where a tensor's values come from.
@@ -119,7 +120,20 @@ impl<'a> Tensors<'a> {
     fn sorted(mut entries: Vec<(TensorFacts, Stored<'a>)>, mut pieces: Vec<(TensorFacts, &'a [u8])>) -> Self {
         entries.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name));
         pieces.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name));
-        Self { entries, pieces }
+        Self { entries, pieces, requantise: None }
+    }
+
+    /// Asks whoever packs matrices to do so in this type, where that takes fewer bytes.
+    pub fn requantise_to(&mut self, tensor_type: Option<TensorType>) {
+        self.requantise = tensor_type;
+    }
+
+    /// The type of a matrix of this name, type and row length as it is to be packed; none: as it is. Routers of experts stay.
+    #[must_use]
+    pub fn packed_type(&self, name: &str, own: TensorType, columns: usize) -> Option<TensorType> {
+        let router = name.contains("ffn_gate_inp") || name.contains(".router.") || name.ends_with(".gate.weight");
+        let wanted = crate::model::quantize::fallback(self.requantise.filter(|_| !router)?, columns);
+        (wanted.row_bytes(columns) < own.row_bytes(columns)).then_some(wanted)
     }
 
     /// By name.

@@ -9,7 +9,7 @@ mod mix;
 
 pub use file::{QuantizeError, QuantizeOptions, Summary, quantize_file};
 pub use importance::Importance;
-pub use mix::{Choice, Mix, ModelFacts};
+pub use mix::{Choice, Mix, ModelFacts, fallback};
 
 use quire_kernels::{
     KernelError,

@@ -10,6 +10,8 @@ mod layer;
 mod piece;
 mod source;
 
+use std::borrow::Cow;
+
 use quire_kernels::{
     backend::{self, Backend, Precision},
     quant::TensorView,
@@ -21,7 +23,9 @@ use super::{
     checkpoint::Tensors,
     description::{Description, Norm, TensorMap, names::Role},
     error::ContentError,
+    quantize::requantise,
 };
+use piece::Piece;
 use source::{Parts, Place, Source};
 
 /// A norm's weights on a device.
@@ -91,11 +95,21 @@ struct Packer<'s, 't, 'a, B> {
 
 impl<B: Backend> Packer<'_, '_, '_, B> {
     fn pack(&mut self, parts: &Parts<'_>, precision: Precision) -> Result<B::Linear, ContentError> {
-        let views: Vec<TensorView<'_>> = parts.pieces.iter().map(piece::Piece::view).collect();
+        let smaller = parts.pieces.iter().map(|piece| self.requantised(piece)).collect::<Result<Vec<_>, _>>()?;
+        let views: Vec<TensorView<'_>> =
+            parts.pieces.iter().zip(&smaller).map(|(piece, smaller)| smaller.as_ref().unwrap_or(piece).view()).collect();
         let bias = (!parts.bias.is_empty()).then_some(&parts.bias[..]);
         let linear = self.backend.linear(&views, bias, precision)?;
         self.bytes += self.backend.linear_bytes(&linear);
         Ok(linear)
+    }
+
+    /// The matrix in the type that the user asked for, if that is smaller.
+    fn requantised(&self, piece: &Piece<'_>) -> Result<Option<Piece<'static>>, ContentError> {
+        let Some(tensor_type) = self.source.tensors.packed_type(&piece.name, piece.tensor_type, piece.columns) else { return Ok(None) };
+        let data = requantise(&piece.view(), tensor_type, None).map_err(|error| piece.fail(error))?;
+        let (rows, columns) = (piece.rows, piece.columns);
+        Ok(Some(Piece { name: piece.name.clone(), tensor_type, rows, columns, data: Cow::Owned(data) }))
     }
 
     fn matrix(&mut self, place: Place, rows: usize, columns: usize, precision: Precision) -> Result<B::Linear, ContentError> {
