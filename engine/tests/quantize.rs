@@ -17,8 +17,8 @@ use quire_engine::{
     },
 };
 use quire_kernels::{
+    cpu::{CpuBackend, CpuOptions},
     quant::{TensorType, TensorView, dequantize},
-    reference::{Numerics, Reference},
 };
 
 fn testdata(name: &str) -> PathBuf {
@@ -226,7 +226,7 @@ fn quantised_at_load_is_as_quantised_before() {
     quantize(&source, &path, &QuantizeOptions { pure: true, ..options("q8_0") });
     let load = |path: &Path, quantize: Option<TensorType>| {
         let config = EngineConfig { quantize, max_context: 64, kv_blocks: 16, ..EngineConfig::default() };
-        let loaded = executor_on(Reference::new(Numerics::Exact), path, vec!["m".to_owned()], &config).unwrap();
+        let loaded = executor_on(CpuBackend::new(CpuOptions::default()).unwrap(), path, vec!["m".to_owned()], &config).unwrap();
         (loaded.memory.weights_bytes, loaded.card.weights_hash)
     };
     let (plain, at_load, before) = (load(&source, None), load(&source, Some(TensorType::Q8_0)), load(&path, None));

@@ -43,16 +43,16 @@ def post(server, path, body, timeout=60):
 class Server:
     """One deployment: `serve`, or `worker` and `router` as processes of their own."""
 
-    def __init__(self, mode, *worker_flags, router_flags=(), env=None):
+    def __init__(self, mode, *worker_flags, router_flags=(), env=None, model=MODEL):
         self.mode, self.procs, self.log = mode, {}, tempfile.NamedTemporaryFile("w+b", suffix=".log", delete=False)
         self.port, self.admin, self.worker_port, self.worker_admin = (free_port() for _ in range(4))
         self.env = {**os.environ, **(env or {})}
         front = ["--host", "127.0.0.1", "--port", str(self.port), "--admin-port", str(self.admin), *router_flags]
         if mode == "serve":
             self.worker_admin = self.admin
-            self._start("serve", ["serve", MODEL, *front, *worker_flags])
+            self._start("serve", ["serve", str(model), *front, *worker_flags])
         else:
-            self._start("worker", ["worker", MODEL, "--host", "127.0.0.1", "--port", str(self.worker_port),
+            self._start("worker", ["worker", str(model), "--host", "127.0.0.1", "--port", str(self.worker_port),
                                    "--admin-port", str(self.worker_admin), *worker_flags])
             self._start("router", ["router", "--workers", f"127.0.0.1:{self.worker_port}", *front])
         self.base = f"http://127.0.0.1:{self.port}"

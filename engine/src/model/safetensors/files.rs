@@ -20,6 +20,8 @@ const LARGEST_INDEX: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct SafetensorsFiles {
     files: Vec<(String, MappedFile)>,
+    /// Whether errors name the file: whoever opened a folder or an index didn't.
+    named: bool,
     /// Tensor → file, as the index says it.
     index: Option<BTreeMap<String, String>>,
 }
@@ -31,11 +33,12 @@ impl SafetensorsFiles {
     /// # Errors
     /// [`SafetensorsError`] names the file that is missing or unreadable.
     pub fn open(path: &Path) -> Result<Self, SafetensorsError> {
-        let path = if path.is_dir() { Self::in_folder(path)? } else { path.to_owned() };
+        let named = path.is_dir();
+        let path = if named { Self::in_folder(path)? } else { path.to_owned() };
         if path.extension().is_some_and(|extension| extension == "json") {
             return Self::open_index(&path);
         }
-        Ok(Self { files: vec![(file_name(&path), MappedFile::open(&path)?)], index: None })
+        Ok(Self { files: vec![(file_name(&path), MappedFile::open(&path)?)], named, index: None })
     }
 
     fn in_folder(folder: &Path) -> Result<PathBuf, SafetensorsError> {
@@ -75,7 +78,7 @@ impl SafetensorsFiles {
         if files.is_empty() {
             return Err(SafetensorsError::Index("field `weight_map`: it names no tensor".to_owned()).inside(&name));
         }
-        Ok(Self { files, index: Some(index.weight_map) })
+        Ok(Self { files, named: true, index: Some(index.weight_map) })
     }
 
     /// File names and sizes, in order.
@@ -90,7 +93,7 @@ impl SafetensorsFiles {
     pub fn parse(&self) -> Result<Vec<StoredTensor<'_>>, SafetensorsError> {
         let mut all: Vec<StoredTensor<'_>> = Vec::new();
         for (name, map) in &self.files {
-            let file = Safetensors::parse(map.bytes()).map_err(|error| if self.index.is_some() { error.inside(name) } else { error })?;
+            let file = Safetensors::parse(map.bytes()).map_err(|error| if self.named { error.inside(name) } else { error })?;
             if let Some(index) = &self.index {
                 self.check_shard(index, name, &file)?;
             }

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Quantises a model with `quire quantize`, then runs each file in Quire and in llama.cpp: perplexity and greedy text.
+
+    python compare_quantised.py --quire BINARY --llama-bin FOLDER MODEL.gguf --types q8_0,q4_k_m [--prompts golden.json]
+
+FOLDER holds llama-perplexity and llama-server. Both score the second half of windows of 512 tokens of the same text (llama.cpp
+leaves the last of each half out: 255 tokens to our 256). Greedy text is 32 tokens after each prompt (token ids), compared up to the first
+difference. There, each side prefers its own token by some margin of log-probability; the sum of the two margins is how far
+apart the two computations are. Ends with 1 where perplexities are more than 0.5 % apart or margins sum to more than 0.5.
+Without llama.cpp it says so and ends with 0. Needs nothing but Python.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+from compare_tokenizers import Server, free_port, post
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEXT = ROOT / "src/bench/alice.txt"
+PROMPTS = ROOT / "engine/testdata/golden_smollm2.json"
+LENGTH = 32
+
+
+def output(command):
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} ended with {run.returncode}\n{run.stdout}{run.stderr}")
+    return run.stdout + run.stderr
+
+
+def perplexities(arguments, model):
+    ours = output([arguments.quire, "bench", "perplexity", model, "--threads", arguments.threads])
+    theirs = output([arguments.llama_bin / "llama-perplexity", "-m", model, "-f", TEXT, "-c", "512", "-t", arguments.threads,
+                     *arguments.llama_args])
+    ours = re.search(r"perplexity +([\d.]+)", ours) or sys.exit(f"no perplexity in: {ours}")
+    theirs = re.search(r"Final estimate: PPL = ([\d.]+)", theirs) or sys.exit(f"no perplexity in: {theirs}")
+    return float(ours[1]), float(theirs[1])
+
+
+def greedy_ours(port, ids):
+    body = {"model": "m", "prompt": ids, "max_tokens": LENGTH, "temperature": 0, "logprobs": 2, "ignore_eos": True,
+            "return_token_ids": True, "return_tokens_as_token_ids": True}
+    choice = post(f"http://127.0.0.1:{port}/v1/completions", body)["choices"][0]
+    return choice["token_ids"], [sorted(top.values())[-2:] for top in choice["logprobs"]["top_logprobs"]]
+
+
+def greedy_theirs(port, ids):
+    body = {"prompt": ids, "n_predict": LENGTH, "temperature": 0, "n_probs": 2, "ignore_eos": True, "cache_prompt": False}
+    steps = post(f"http://127.0.0.1:{port}/completion", body)["completion_probabilities"]
+    return [step["id"] for step in steps], [sorted(top["logprob"] for top in step["top_logprobs"]) for step in steps]
+
+
+def greedy(arguments, model, prompts):
+    """How many texts are equal, and the sums of margins where the others part."""
+    ours_port, theirs_port, admin = free_port(), free_port(), free_port()
+    ours = Server([arguments.quire, "serve", model, "--alias", "m", "--max-model-len", "2048", "--port", str(ours_port), "--admin-port", str(admin)],
+                  f"http://127.0.0.1:{ours_port}/health")
+    theirs = Server([arguments.llama_bin / "llama-server", "-m", model, "-c", "2048", "-np", "1", "-t", arguments.threads, "--no-webui",
+                     "--host", "127.0.0.1", "--port", str(theirs_port), *arguments.llama_args], f"http://127.0.0.1:{theirs_port}/health")
+    equal, apart = 0, []
+    with ours, theirs:
+        for ids in prompts:
+            (a, a_top), (b, b_top) = greedy_ours(ours_port, ids), greedy_theirs(theirs_port, ids)
+            first = next((i for i in range(LENGTH) if a[i] != b[i]), None)
+            if first is None:
+                equal += 1
+            else:
+                apart.append(sum(top[first][1] - top[first][0] for top in (a_top, b_top)))
+    return equal, apart
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quire", default=os.environ.get("QUIRE_BIN", ROOT / "target/release/quire"))
+    parser.add_argument("--llama-bin", type=pathlib.Path, default=pathlib.Path(os.environ.get("LLAMA_BIN", "/nonexistent")))
+    parser.add_argument("--types", default="q8_0,q6_k,q5_k_m,q4_k_m,q4_0,iq4_xs")
+    parser.add_argument("--threads", default="2")
+    parser.add_argument("--llama-args", type=shlex.split, default=[], help="more flags of llama.cpp, e.g. `--llama-args=--no-repack` where its AMX path dies")
+    parser.add_argument("--prompts", type=pathlib.Path, default=PROMPTS, help="JSON with `cases`, each with `ids`")
+    parser.add_argument("model", metavar="MODEL.gguf")
+    arguments = parser.parse_args()
+    if not (arguments.llama_bin / "llama-server").is_file():
+        print(f"skipped: there is no llama.cpp in `{arguments.llama_bin}` (--llama-bin)")
+        return 0
+    prompts = [case["ids"] for case in json.loads(arguments.prompts.read_text())["cases"]]
+    prompts = [ids for ids in prompts if len(ids) + LENGTH <= 2048]
+    failed = False
+    print("| type | MB | perplexity: Quire | llama.cpp | apart | greedy texts equal | largest sum of margins at a parting |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for name in arguments.types.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / f"{name}.gguf"
+            output([arguments.quire, "quantize", arguments.model, path, "--type", name])
+            ours, theirs = perplexities(arguments, path)
+            equal, apart = greedy(arguments, path, prompts)
+            print(f"| {name} | {path.stat().st_size / 1e6:.1f} | {ours:.4f} | {theirs:.4f} | {100 * (ours / theirs - 1):+.2f} % "
+                  f"| {equal} of {len(prompts)} | {max(apart, default=0):.3f} |", flush=True)
+            failed |= abs(ours / theirs - 1) > 0.005 or max(apart, default=0) > 0.5
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
