@@ -39,7 +39,7 @@ def perplexities(arguments, model):
     ours = output([arguments.quire, "bench", "perplexity", model, "--threads", arguments.threads])
     theirs = output([arguments.llama_bin / "llama-perplexity", "-m", model, "-f", TEXT, "-c", "512", "-t", arguments.threads,
                      *arguments.llama_args])
-    ours = re.search(r"perplexity +([\d.]+)", ours) or sys.exit(f"no perplexity in: {ours}")
+    ours = re.search(r"^cpu \(.*?\) +\w+ +\d+ +[\d.]+ +([\d.]+)", ours, re.M) or sys.exit(f"no perplexity in: {ours}")
     theirs = re.search(r"Final estimate: PPL = ([\d.]+)", theirs) or sys.exit(f"no perplexity in: {theirs}")
     return float(ours[1]), float(theirs[1])
 
