@@ -44,17 +44,24 @@ def perplexities(arguments, model):
     return float(ours[1]), float(theirs[1])
 
 
-def greedy_ours(port, ids):
-    body = {"model": "m", "prompt": ids, "max_tokens": LENGTH, "temperature": 0, "logprobs": 2, "ignore_eos": True,
-            "return_token_ids": True, "return_tokens_as_token_ids": True}
+def greedy_ours(port, ids, ends):
+    # llama.cpp's `ignore_eos` bans these tokens; ours goes on after them, so they are banned here as well.
+    body = {"model": "m", "prompt": ids, "max_tokens": LENGTH, "temperature": 0, "logprobs": 10, "ignore_eos": True,
+            "logit_bias": {end: -100 for end in ends}, "return_token_ids": True, "return_tokens_as_token_ids": True}
     choice = post(f"http://127.0.0.1:{port}/v1/completions", body)["choices"][0]
-    return choice["token_ids"], [sorted(top.values())[-2:] for top in choice["logprobs"]["top_logprobs"]]
+    tops = choice["logprobs"]["top_logprobs"]
+    return choice["token_ids"], [{int(name.removeprefix("token_id:")): x for name, x in top.items()} for top in tops]
 
 
 def greedy_theirs(port, ids):
-    body = {"prompt": ids, "n_predict": LENGTH, "temperature": 0, "n_probs": 2, "ignore_eos": True, "cache_prompt": False}
+    body = {"prompt": ids, "n_predict": LENGTH, "temperature": 0, "n_probs": 10, "ignore_eos": True, "cache_prompt": False}
     steps = post(f"http://127.0.0.1:{port}/completion", body)["completion_probabilities"]
-    return [step["id"] for step in steps], [sorted(top["logprob"] for top in step["top_logprobs"]) for step in steps]
+    return [step["id"] for step in steps], [{x["id"]: x["logprob"] for x in step["top_logprobs"]} for step in steps]
+
+
+def margin(top, own, other):
+    """By how much a side prefers its own token; at least this much where the other one is not among its ten likeliest."""
+    return top[own] - top.get(other, min(top.values()))
 
 
 def greedy(arguments, model, prompts):
@@ -67,12 +74,12 @@ def greedy(arguments, model, prompts):
     equal, apart = 0, []
     with ours, theirs:
         for ids in prompts:
-            (a, a_top), (b, b_top) = greedy_ours(ours_port, ids), greedy_theirs(theirs_port, ids)
+            (a, a_top), (b, b_top) = greedy_ours(ours_port, ids, arguments.end_tokens.split(",")), greedy_theirs(theirs_port, ids)
             first = next((i for i in range(LENGTH) if a[i] != b[i]), None)
             if first is None:
                 equal += 1
             else:
-                apart.append(sum(top[first][1] - top[first][0] for top in (a_top, b_top)))
+                apart.append(margin(a_top[first], a[first], b[first]) + margin(b_top[first], b[first], a[first]))
     return equal, apart
 
 
@@ -83,6 +90,7 @@ def main():
     parser.add_argument("--types", default="q8_0,q6_k,q5_k_m,q4_k_m,q4_0,iq4_xs")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--llama-args", type=shlex.split, default=[], help="more flags of llama.cpp, e.g. `--llama-args=--no-repack` where its AMX path dies")
+    parser.add_argument("--end-tokens", default="0,2", help="ids that end a text, banned on both sides (default: SmolLM2's)")
     parser.add_argument("--prompts", type=pathlib.Path, default=PROMPTS, help="JSON with `cases`, each with `ids`")
     parser.add_argument("model", metavar="MODEL.gguf")
     arguments = parser.parse_args()
