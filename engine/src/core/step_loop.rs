@@ -63,14 +63,15 @@ pub(crate) struct StepLoop {
 impl StepLoop {
     /// Runs until the inbox says stop. Whatever happens, the inbox learns that it is over.
     pub fn run(parts: StepLoopParts) {
-        let inbox = Arc::clone(&parts.inbox);
-        let result = catch_unwind(AssertUnwindSafe(|| Self::new(parts).main()));
+        let mut step_loop = Self::new(parts);
+        let result = catch_unwind(AssertUnwindSafe(|| step_loop.main()));
         match result {
             Ok(Ok(())) => {}
             Ok(Err(Broken)) => tracing::error!("the device computes no more; the engine ends, and its requests with it"),
             Err(_) => tracing::error!("the step loop panicked; its requests are lost"),
         }
-        inbox.died();
+        // Streams end when the loop is dropped: whoever sees one end finds the engine dead already.
+        step_loop.inbox.died();
     }
 
     fn new(parts: StepLoopParts) -> Self {
@@ -99,7 +100,7 @@ impl StepLoop {
         }
     }
 
-    fn main(mut self) -> Result<(), Broken> {
+    fn main(&mut self) -> Result<(), Broken> {
         loop {
             let idle = self.requests.is_empty() && self.flight.is_none();
             let go_on = self.inbox.receive(idle, &mut self.commands);
