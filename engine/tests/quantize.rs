@@ -232,6 +232,10 @@ fn quantised_at_load_is_as_quantised_before() {
     let (plain, at_load, before) = (load(&source, None), load(&source, Some(TensorType::Q8_0)), load(&path, None));
     assert_eq!(at_load.0, before.0);
     assert!(at_load.0 < plain.0 && at_load.1 != plain.1);
+    // So memory is planned for what will be packed, not for what is stored.
+    let (source_file, file) = (GgufFile::open(&source).unwrap(), GgufFile::open(&path).unwrap());
+    let (source, file) = (Tensors::from_gguf(&source_file.parse().unwrap()), Tensors::from_gguf(&file.parse().unwrap()));
+    assert_eq!(source.bytes_in(TensorType::Q8_0), file.bytes());
     // What is smaller already stays.
     assert_eq!(load(&path, Some(TensorType::F16)).0, before.0);
 }

@@ -11,6 +11,7 @@ use quire_kernels::{
         self, AttentionArgs, Backend, Columns, EmbedArgs, GateUpArgs, Join, KeysValues, LatentArgs, LayerInputsArgs, Linear, LogitsArgs,
         Mask, MoeArgs, QkvArgs, Rope, Routing, SharedExpert,
     },
+    quant::TensorType,
 };
 
 use super::{
@@ -40,7 +41,8 @@ struct Step<'s, B: Backend> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Packs a checkpoint's weights for the backend, for sequences of `context` tokens at most.
+    /// Packs a checkpoint's weights for the backend, for sequences of `context` tokens at most; matrices in the type
+    /// `quantize` where that takes fewer bytes.
     ///
     /// # Errors
     /// What does not fit together in the checkpoint.
@@ -49,9 +51,10 @@ impl<B: Backend> Decoder<B> {
         description: Description,
         map: &TensorMap,
         tensors: &Tensors<'_>,
+        quantize: Option<TensorType>,
         context: usize,
     ) -> Result<Self, ContentError> {
-        let weights = Weights::load(backend, &description, map, tensors)?;
+        let weights = Weights::load(backend, &description, map, tensors, quantize)?;
         let frequencies = description.ropes.iter().map(|rope| backend.buffer_from(rope.frequencies_for(context)));
         let frequencies = frequencies.collect::<Result<Vec<_>, _>>()?;
         Ok(Self { layout: description.cache_layout(), frequencies, weights, description })

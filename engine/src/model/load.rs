@@ -71,7 +71,6 @@ pub fn executor_on<B: Backend>(backend: B, path: &Path, names: Vec<String>, conf
     let checkpoint = Checkpoint::open(path)?;
     let mut opened = Opened::new(&checkpoint).map_err(|error| error.at(path))?;
     if let Some(tensor_type) = config.quantize {
-        opened.tensors.requantise_to(Some(tensor_type));
         // Other arithmetic: another model, for those who compare fingerprints.
         opened.settings.push(("quantize".to_owned(), tensor_type.name().into()));
     }
@@ -96,10 +95,12 @@ pub fn executor_of<B: Backend>(
     path: &Path,
     config: &EngineConfig,
 ) -> Result<(ModelExecutor<B>, MemoryPlan), ModelError> {
-    let stored = usize::try_from(opened.tensors.bytes()).unwrap_or(usize::MAX);
-    let mut memory = plan_memory(config, &opened.description, stored, available_memory()).map_err(ModelError::Memory)?;
+    let tensors = &opened.tensors;
+    let weights = config.quantize.map_or_else(|| tensors.bytes(), |tensor_type| tensors.bytes_in(tensor_type));
+    let weights = usize::try_from(weights).unwrap_or(usize::MAX);
+    let mut memory = plan_memory(config, &opened.description, weights, available_memory()).map_err(ModelError::Memory)?;
     let (description, context) = (opened.description.clone(), memory.max_context);
-    let decoder = Decoder::load(&backend, description, &opened.map, &opened.tensors, context).map_err(|error| error.at(path))?;
+    let decoder = Decoder::load(&backend, description, &opened.map, tensors, config.quantize, context).map_err(|error| error.at(path))?;
     memory.weights_bytes = decoder.weights_bytes();
     let mut executor = ModelExecutor::new(backend, decoder, &memory).map_err(device("cannot allocate the model's buffers"))?;
     warm_up(&mut executor, memory.footprint.groups.len())?;

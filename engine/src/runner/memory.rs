@@ -129,7 +129,7 @@ impl fmt::Display for Bytes {
 
 /// Plans the memory of a worker.
 ///
-/// `weights_bytes` are those of the weights as stored, a fair guess of what they take packed; `available` is the memory
+/// `weights_bytes` are those of the weights as stored or as they are to be quantised, a fair guess of what they take packed; `available` is the memory
 /// that everything may take together, if it is known.
 ///
 /// # Errors

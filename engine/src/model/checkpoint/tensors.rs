@@ -8,6 +8,7 @@ use super::quantised::{self, Parts, QuantConfig, Recipe, Weight};
 use crate::model::{
     ContentError,
     gguf::{GgmlType, Gguf, clip},
+    quantize::fallback,
     safetensors::{Dtype, StoredTensor, decode_f8},
 };
 
@@ -70,7 +71,6 @@ pub struct Tensors<'a> {
     entries: Vec<(TensorFacts, Stored<'a>)>,
     /// What the files hold, by name: the same, but for weights that several stored tensors make.
     pieces: Vec<(TensorFacts, &'a [u8])>,
-    requantise: Option<TensorType>,
 }
 
 /// Where a tensor's values come from.
@@ -120,20 +120,7 @@ impl<'a> Tensors<'a> {
     fn sorted(mut entries: Vec<(TensorFacts, Stored<'a>)>, mut pieces: Vec<(TensorFacts, &'a [u8])>) -> Self {
         entries.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name));
         pieces.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name));
-        Self { entries, pieces, requantise: None }
-    }
-
-    /// Asks whoever packs matrices to do so in this type, where that takes fewer bytes.
-    pub fn requantise_to(&mut self, tensor_type: Option<TensorType>) {
-        self.requantise = tensor_type;
-    }
-
-    /// The type of a matrix of this name, type and row length as it is to be packed; none: as it is. Routers of experts stay.
-    #[must_use]
-    pub fn packed_type(&self, name: &str, own: TensorType, columns: usize) -> Option<TensorType> {
-        let router = name.contains("ffn_gate_inp") || name.contains(".router.") || name.ends_with(".gate.weight");
-        let wanted = crate::model::quantize::fallback(self.requantise.filter(|_| !router)?, columns);
-        (wanted.row_bytes(columns) < own.row_bytes(columns)).then_some(wanted)
+        Self { entries, pieces }
     }
 
     /// By name.
@@ -154,6 +141,19 @@ impl<'a> Tensors<'a> {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.iter().map(|facts| facts.bytes).sum()
+    }
+
+    /// Bytes of all tensors if matrices were in this type wherever that takes fewer.
+    #[must_use]
+    pub fn bytes_in(&self, tensor_type: TensorType) -> u64 {
+        let bytes = |facts: &TensorFacts| match facts.shape[..] {
+            [ref rows @ .., columns] if !rows.is_empty() => {
+                let row = fallback(tensor_type, columns).row_bytes(columns);
+                facts.bytes.min((rows.iter().product::<usize>() * row) as u64)
+            }
+            _ => facts.bytes,
+        };
+        self.iter().map(bytes).sum()
     }
 
     /// A tensor as it is stored, for those that are no weights.

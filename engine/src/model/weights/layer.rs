@@ -188,7 +188,7 @@ impl<B: Backend> Packer<'_, '_, '_, B> {
         let at = |role| Place::Layer(layer, role);
         let gate_up = self.source.gate_up(layer, dense.width, d.hidden, dense.gated, shared)?;
         let down = self.source.down(layer, dense.width, d.hidden, shared)?;
-        let row_gate = if dense.row_gate { Some(self.matrix(at(Role::RowGate), 1, d.hidden, Precision::Byte)?) } else { None };
+        let row_gate = if dense.row_gate { Some(self.matrix_as_stored(at(Role::RowGate), 1, d.hidden, Precision::Byte)?) } else { None };
         Ok(DenseWeights {
             gate_up: self.pack(&gate_up, Precision::Byte)?,
             down: self.pack(&down, Precision::TwoBytes)?,
@@ -219,7 +219,7 @@ impl<B: Backend> Packer<'_, '_, '_, B> {
             (per_expert(router.correction, Role::RouterCorrection)?, per_expert(router.expert_scale, Role::ExpertScale)?);
         let (gate_up, down) = self.source.experts(layer, experts.count, experts.width, d.hidden)?;
         Ok(ExpertWeights {
-            router: self.matrix(at(Role::RouterWeight), experts.count, d.hidden, Precision::TwoBytes)?,
+            router: self.matrix_as_stored(at(Role::RouterWeight), experts.count, d.hidden, Precision::TwoBytes)?,
             router_norm,
             correction,
             expert_scale,

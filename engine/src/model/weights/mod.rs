@@ -14,7 +14,7 @@ use std::borrow::Cow;
 
 use quire_kernels::{
     backend::{self, Backend, Precision},
-    quant::TensorView,
+    quant::{TensorType, TensorView},
 };
 
 pub use layer::{AttentionWeights, ExpertWeights, LayerInputPart, LayerWeights};
@@ -23,7 +23,7 @@ use super::{
     checkpoint::Tensors,
     description::{Description, Norm, TensorMap, names::Role},
     error::ContentError,
-    quantize::requantise,
+    quantize::{fallback, requantise},
 };
 use piece::Piece;
 use source::{Parts, Place, Source};
@@ -62,13 +62,20 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Packs a checkpoint's tensors for the backend, which keeps nothing of the files.
+    /// Packs a checkpoint's tensors for the backend, which keeps nothing of the files; matrices in the type `quantize` where that
+    /// takes fewer bytes.
     ///
     /// # Errors
     /// Names the tensor that is missing, of another shape than the configuration asks for, or left over.
-    pub fn load(backend: &B, d: &Description, map: &TensorMap, tensors: &Tensors<'_>) -> Result<Self, ContentError> {
+    pub fn load(
+        backend: &B,
+        d: &Description,
+        map: &TensorMap,
+        tensors: &Tensors<'_>,
+        quantize: Option<TensorType>,
+    ) -> Result<Self, ContentError> {
         let source = Source::new(tensors, map);
-        let mut packer = Packer { backend, source: &source, bytes: 0 };
+        let mut packer = Packer { backend, source: &source, quantize, bytes: 0 };
         let layers = (0..d.layers.len()).map(|layer| packer.layer(layer, d)).collect::<Result<Vec<_>, _>>()?;
         let embedding = packer.table(Role::Embedding, d.vocabulary, d.hidden)?;
         let positions = d.learned_positions.map(|positions| packer.table(Role::Positions, positions, d.hidden)).transpose()?;
@@ -90,26 +97,40 @@ impl<B: Backend> Weights<B> {
 struct Packer<'s, 't, 'a, B> {
     backend: &'s B,
     source: &'s Source<'t, 'a>,
+    quantize: Option<TensorType>,
     bytes: usize,
 }
 
 impl<B: Backend> Packer<'_, '_, '_, B> {
     fn pack(&mut self, parts: &Parts<'_>, precision: Precision) -> Result<B::Linear, ContentError> {
         let smaller = parts.pieces.iter().map(|piece| self.requantised(piece)).collect::<Result<Vec<_>, _>>()?;
-        let views: Vec<TensorView<'_>> =
-            parts.pieces.iter().zip(&smaller).map(|(piece, smaller)| smaller.as_ref().unwrap_or(piece).view()).collect();
-        let bias = (!parts.bias.is_empty()).then_some(&parts.bias[..]);
-        let linear = self.backend.linear(&views, bias, precision)?;
+        let pieces: Vec<_> = parts.pieces.iter().zip(&smaller).map(|(piece, smaller)| smaller.as_ref().unwrap_or(piece)).collect();
+        self.pack_pieces(&pieces, &parts.bias, precision)
+    }
+
+    fn pack_pieces(&mut self, pieces: &[&Piece<'_>], bias: &[f32], precision: Precision) -> Result<B::Linear, ContentError> {
+        let views: Vec<TensorView<'_>> = pieces.iter().map(|piece| piece.view()).collect();
+        let linear = self.backend.linear(&views, (!bias.is_empty()).then_some(bias), precision)?;
         self.bytes += self.backend.linear_bytes(&linear);
         Ok(linear)
     }
 
     /// The matrix in the type that the user asked for, if that is smaller.
     fn requantised(&self, piece: &Piece<'_>) -> Result<Option<Piece<'static>>, ContentError> {
-        let Some(tensor_type) = self.source.tensors.packed_type(&piece.name, piece.tensor_type, piece.columns) else { return Ok(None) };
+        let Some(wanted) = self.quantize else { return Ok(None) };
+        let tensor_type = fallback(wanted, piece.columns);
+        if tensor_type.row_bytes(piece.columns) >= piece.tensor_type.row_bytes(piece.columns) {
+            return Ok(None);
+        }
         let data = requantise(&piece.view(), tensor_type, None).map_err(|error| piece.fail(error))?;
         let (rows, columns) = (piece.rows, piece.columns);
         Ok(Some(Piece { name: piece.name.clone(), tensor_type, rows, columns, data: Cow::Owned(data) }))
+    }
+
+    /// A matrix in its own type, whatever the user asked for: a router is small, and a wrong expert costs more than a rounded one.
+    fn matrix_as_stored(&mut self, place: Place, rows: usize, columns: usize, precision: Precision) -> Result<B::Linear, ContentError> {
+        let parts = self.source.matrix(place, rows, columns)?;
+        self.pack_pieces(&parts.pieces.iter().collect::<Vec<_>>(), &parts.bias, precision)
     }
 
     fn matrix(&mut self, place: Place, rows: usize, columns: usize, precision: Precision) -> Result<B::Linear, ContentError> {
